@@ -285,6 +285,7 @@ async def test_an_archiver_says_again_what_is_in_force(
             "completed",
         ),
         ("watches", "set", "deep", "--figure", "depth", "--above", "100"),
+        ("retention", "set", "--keep", "1d"),
         ("graphs", "put", "nightly", "--file", str(graph)),
         ("keys", "create", "ci", "--role", "viewer"),
     )

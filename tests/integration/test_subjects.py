@@ -484,6 +484,7 @@ class Stage:
         act("webhooks", "remove", "one")
         act("watches", "set", "deep", "--figure", "depth", "--above", "100")
         act("watches", "remove", "deep")
+        act("retention", "set", "--keep", "1d")
         graph = self._folder / "graph.json"
         graph.write_text(
             '{"nodes": [{"name": "first", "task": "small", "input": {"number": 1}}]}', encoding="utf-8"

@@ -17,9 +17,11 @@ from jobledger.admin.amounts import duration
 from jobledger.admin.checks import Check
 from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.held import present
+from jobledger.admin.ledger_room import room_of
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
 from jobledger.admin.server_pages import Monitor, check_pages
+from jobledger.admin.verbs.retention import retention_now
 from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
@@ -43,7 +45,7 @@ from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.pauses import agrees, queue_of_work
-from jobledger.ledger.nats.streams import require_ledger, specifications, tables_specification
+from jobledger.ledger.nats.streams import find_stream, require_ledger, specifications, tables_specification
 from jobledger.projections import EventGapError, ProjectionError, Store
 from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.statistics.tally import microseconds
@@ -113,6 +115,8 @@ FormerLedger = Callable[[Path | None], str | None]
 
 #: Unread events that cost the next list seconds.
 LAG_WARN_EVENTS: Final = 100_000
+#: A ledger that nobody makes room in, and that is full sooner than this, is a failure.
+_FULL_FAIL: Final = timedelta(days=1)
 #: A sealer seals each minute unless told otherwise.
 SEAL_WARN_S: Final = 3_600.0
 _BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
@@ -239,6 +243,7 @@ async def _look_at_ledger(
         found += await _check_pauses(ledger)
         found.append(await _check_beginning(ledger))
         found += await _check_audit(ledger)
+        found.append(await _check_retention(ledger))
         try:
             path = await rows(ledger).path()
         except InvalidError as error:  # workers in containers need no projection, nor a home folder for one
@@ -354,6 +359,39 @@ def _seals(found: AuditState, now: datetime) -> Check:
         advice = "start the sealer again: `jobledger audit seal --key FILE --follow`"
         return Check(check="seals", status="warn", found=said, advice=advice)
     return Check(check="seals", status="ok", found=said)
+
+
+async def _check_retention(ledger: Ledger) -> Check:
+    """Look whether somebody moves old events away, and how long the room lasts if not. Raises: UnreachableError."""
+    shown = await retention_now(ledger)
+    stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
+    room = None if stream is None else await room_of(ledger, stream, ledger.clock.now())
+    lasts = None if room is None else room.lasts
+    full = (
+        ""
+        if lasts is None
+        else f"; as it grew lately, the ledger is full in {duration(lasts.total_seconds())}"
+    )
+    if shown.trouble:
+        return Check(check="retention", status="warn", found=f"{shown.trouble}{full}")
+    if shown.keeper and shown.archive:
+        said = f"process {shown.keeper} moves old events into {shown.archive}{full}"
+        return Check(check="retention", status="ok", found=said)
+    if shown.terms.to:
+        advice = (
+            "start `jobledger retention run` on the machine that has the folder, or a gateway with `--keeper`"
+        )
+        said = f"nobody moves old events into {shown.terms.to}{full}"
+        return Check(check="retention", status="warn", found=said, advice=advice)
+    advice = "say where with `jobledger retention set --to DIR`, then start `jobledger retention run`"
+    is_late = lasts is not None and lasts < _FULL_FAIL
+    is_short = room is not None and room.is_short
+    return Check(
+        check="retention",
+        status="fail" if is_late else "warn" if is_short else "ok",
+        found=f"nobody moves old events away{full}",
+        advice=advice if is_short or is_late else "",
+    )
 
 
 def _archived(found: AuditState, now: datetime) -> Iterator[Check]:

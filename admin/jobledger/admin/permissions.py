@@ -265,6 +265,7 @@ publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id> | the place of a webhook in
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id>.<filter...> | the same, of one type of event
 publish ledger.watch.<watch>.<event> | `watches set`, `watches remove`; a gateway: that one fires
 publish ledger.graph.<graph>.<event> | `graphs put`, `graphs remove`
+publish ledger.retention.main.set | `retention set`
 publish ledger.limit.<limit>.<event> | `limits set`, `limits remove`
 publish ledger.queue.<queue>.<event> | `queues pause`, `queues resume`
 publish ledger.access.<key>.<event> | `keys create`, `keys link`, `keys rotate`, `keys revoke`
@@ -355,6 +356,9 @@ publish ledger.route.<route>.<event> | what is in force of routes, said again
 publish ledger.webhook.<webhook>.<event> | what is in force of webhooks, said again
 publish ledger.watch.<watch>.<event> | what is in force of watches, said again
 publish ledger.graph.<graph>.<event> | what is in force of graphs, said again
+publish ledger.retention.main.set | what is in force of retention, said again
+publish $KV.WORKERS.<keeper> | the lease of the keeper; its name begins with its user
+publish $JS.API.DIRECT.GET.KV_WORKERS | whether another process is the keeper
 publish ledger.access.<key>.<event> | what is in force of keys, said again
 publish $JS.API.CONSUMER.LIST.LEDGER | what it would take from subscriptions
 publish $JS.API.STREAM.PURGE.LEDGER | take away what was archived

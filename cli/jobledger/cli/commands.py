@@ -228,6 +228,10 @@ COMMANDS: Final = Group(
         "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
         "ledger": Group(groups.LEDGER, {"resize": "ledger"}),
         "upgrade": Group(groups.UPGRADE, {"show": "upgrade", "finish": "upgrade"}),
+        "retention": Group(
+            groups.RETENTION,
+            {"set": "verbs:retention", "show": "verbs:retention", "run": "retention"},
+        ),
         "backup": "backup",
         "restore": "backup",
         "cluster": Group(groups.CLUSTER, {"show": "cluster", "replicas": "cluster"}),
@@ -251,6 +255,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
         "workers",
         "ledger",
         "upgrade",
+        "retention",
         "backup",
         "restore",
         "cluster",

@@ -94,6 +94,11 @@ def open_to_lock(path: Path) -> int:
     return _opened_to_write(_FILE, str(path), os.O_RDWR | os.O_CREAT)
 
 
+def open_folder(folder: Path) -> int:
+    """Return a descriptor of a folder that is there, for a lock on it. Raises: OSError."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def _opened_to_write(permissions: int, path: str, flags: int) -> int:
     return _opened(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW, permissions)
 

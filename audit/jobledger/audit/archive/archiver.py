@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
+import logging
+import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -31,11 +35,12 @@ from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, 
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
+from jobledger.audit.export.manifest import MANIFEST
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
 from jobledger.audit.verify.definitions import Definitions, fitting
-from jobledger.ledger.files import make_folder, sync_path
+from jobledger.ledger.files import make_folder, open_folder, sync_path
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import StoredEvent
@@ -80,6 +85,8 @@ async def carry_keys(log: Log, keys: Mapping[KeyRef, Taken], through: int, clock
                 await log.append(UNIQUE.link(log.names, [again], holder.key))
 
 
+logger = logging.getLogger("jobledger.archive")
+
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
 #: An eighth of what the jobs take has to be free besides: other events follow them, and some jobs are larger.
@@ -108,6 +115,7 @@ class Archiver:
         self._deps = deps
         self._done: list[Path] = []
         self._events = self._jobs_archived = self._jobs_carried = 0
+        self._lock: int | None = None  # descriptor of the folder, while a run is at work
 
     async def plan(self, before: datetime) -> ArchivePlan:
         """Return what `run` would do; nothing is changed.
@@ -135,30 +143,43 @@ class Archiver:
             unfinished=recorded or (0 if waiting is None else waiting.manifest.last_sequence),
         )
 
-    async def run(self, before: datetime, *, force: bool = False) -> Done:
+    async def run(self, before: datetime, *, through: int | None = None, force: bool = False) -> Done:
         """Move what was stored before a time of the server, after finishing what an earlier run left half done.
 
-        `force`: even if a subscriber would miss events or the ledger is not sound; never if runs would miss events.
+        `through`: and no more than up to this stream sequence. Then the export of an unfinished run that went further, and
+        that the ledger does not name, is removed instead of finished. `force`: even if a subscriber would miss events or the
+        ledger is not sound; never if runs would miss events.
 
         Raises: ArchiveRefusedError, ArchiveIncompleteError, ExportExistsError, InvalidInputError, CorruptLedgerError,
             UnreachableError, LedgerFullError, OSError. Whatever it is, nothing is lost: run it again.
         """
-        await self._finish_recorded()
-        bounded, held_back_by = await self._bound(before)
-        while True:
-            first = (await self._log.head()).first_sequence
-            waiting = self._waiting(first)
-            through = bounded if waiting is None else waiting.manifest.last_sequence
-            if through > bounded:
-                raise ArchiveRefusedError(
-                    f"{self._folder} holds the export of an unfinished run up to stream sequence {through}, and this "
-                    f"run may go up to {bounded}: finish that one with a later time, or delete its export "
-                    f"{export_name(first, through)}"
-                )
-            if through < first:
-                break
-            await self._check_subscribers(through, force=force)
-            await self._move(first, through, force=force)
+        self._share()
+        try:
+            await self._finish_recorded()
+            bounded, held_back_by = await self._bound(before)
+            if through is not None:
+                bounded = min(bounded, through)
+            while True:
+                first = (await self._log.head()).first_sequence
+                waiting = self._waiting(first)
+                if waiting is not None and through is not None and waiting.manifest.last_sequence > bounded:
+                    await self._discard(waiting)
+                    waiting = None
+                last = bounded if waiting is None else waiting.manifest.last_sequence
+                if last > bounded:
+                    raise ArchiveRefusedError(
+                        f"{self._folder} holds the export of an unfinished run up to stream sequence {last}, and this "
+                        f"run may go up to {bounded}: finish that one with a later time, or delete its export "
+                        f"{export_name(first, last)}"
+                    )
+                if last < first:
+                    break
+                await self._check_subscribers(last, force=force)
+                await self._move(first, last, force=force)
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
         return Done(
             first_sequence=first,
             exports=tuple(self._done),
@@ -179,6 +200,46 @@ class Archiver:
         if before > self._deps.clock.now():
             raise InvalidInputError(f"{before.isoformat()} is still to come: give a time that is past")
         return await bound(self._log, before, self._deps.leases)
+
+    def _share(self) -> None:
+        """Tell others, until this run has ended, that one is at work in the folder, as soon as it is there.
+
+        Raises: ArchiveRefusedError while another one removes an export there; OSError.
+        """
+        if self._lock is not None or not self._folder.is_dir():
+            return
+        self._lock = open_folder(self._folder)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ArchiveRefusedError(
+                f"another archive run is at work in {self._folder}: run this again"
+            ) from error
+        except OSError as error:  # a file system without locks: then nothing unfinished is removed there
+            logger.debug("%s cannot be locked: %s", self._folder, error)
+
+    async def _discard(self, export: ExportLog) -> None:
+        """Remove the export of a run that never recorded it, while no other run can be about to do so.
+
+        Raises: ArchiveRefusedError where another run is at work in the folder, or has just recorded it.
+        """
+        assert self._lock is not None, "the folder is there, since the export is"
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ArchiveRefusedError(
+                f"{export.folder} is of an unfinished run, and cannot be removed while another run may be at work in the folder"
+            ) from error
+        newest = await newest_archived(self._log)
+        if newest is not None and newest.through_sequence >= export.manifest.first_sequence:
+            raise ArchiveRefusedError(
+                f"another archive run has just recorded {export.folder}: run this again"
+            )
+        # Without its manifest it is no export any more, whatever of it is removed before this process ends.
+        (export.folder / MANIFEST).unlink()
+        sync_path(export.folder)
+        await anyio.to_thread.run_sync(shutil.rmtree, export.folder)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def _waiting(self, first: int) -> ExportLog | None:
         """Return the export that an earlier run made of the ledger's oldest events and did not record."""
@@ -234,6 +295,7 @@ class Archiver:
         """Write the export, unless it is written already; it is on the disk when this returns."""
         previous = await self._previous(first)
         await anyio.to_thread.run_sync(functools.partial(make_folder, self._folder, on_the_disk=True))
+        self._share()
         try:
             manifest = await self._write(first, through, previous)
         except (InvalidInputError, SequenceGapError) as error:

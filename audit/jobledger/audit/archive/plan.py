@@ -133,6 +133,9 @@ def _check_counted(run: JobRef, step: Step, ended: int) -> None:
 
 Progress = Callable[[int, int], None]
 
+#: What a carried job takes in the ledger beside what its own events say: its `carried`, a work item, a line of `counted`.
+_CARRIED_BYTES: Final = 900
+
 #: Consumers of ours that lose nothing: what they have not read of a job comes to them again with `carried`.
 _OURS: Final = ("work_", "reconcile_", TIMERS_CONSUMER_PREFIX)
 
@@ -183,7 +186,7 @@ async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, s
     Raises: CorruptLedgerError, UnreachableError.
     """
     head = await log.head()
-    through, held_back_by = await _stored_before(log, head, before), ""
+    through, held_back_by = await stored_before(log, head, before), ""
     for aggregate in AGGREGATES.values():
         if aggregate is JOB or aggregate.restated:
             continue  # jobs are carried, or go away whole; what is restated is said once more
@@ -234,7 +237,7 @@ async def restate(log: Log, through: int, now: datetime) -> None:
                     await log.append(aggregate.link(log.names, [again], view))
 
 
-async def _stored_before(log: Log, head: Head, before: datetime) -> int:
+async def stored_before(log: Log, head: Head, before: datetime) -> int:
     """Return the last sequence that was stored before a time."""
     async with contextlib.aclosing(log.read_messages(from_time=before)) as batches:
         async for batch in batches:
@@ -257,6 +260,9 @@ class Prefix:
         self.keys: dict[KeyRef, Taken] = {}  #: unique keys that jobs may still hold, as they were taken last
         self.limits = Definitions()
         self.newest_at: datetime | None = None
+        self.carried_bytes = 0  #: that those jobs and the children of steps that go on take, at the most
+        self._weights: dict[JobRef, int] = {}  # of these jobs, each one's part of it
+        self._of_steps: dict[JobRef, dict[str, int]] = {}  # of children that have ended, by run and step
 
     def feed(self, batch: Sequence[Message]) -> None:
         """Take what was read; what cannot be read is left out."""
@@ -287,6 +293,7 @@ class Prefix:
         if known is None and isinstance(event, REMARKS):
             return  # about a job that is over: the receipt of somebody who was late, or a note
         job = evolve(known, lean(event), stored.stream_sequence)
+        self._weigh(ref, job, len(stored.data), is_first=known is None)
         if job.state in CLOSED_STATES:
             self.jobs_over += not isinstance(event, Carried)  # that one came to its end before
             self.jobs.pop(ref, None)
@@ -296,6 +303,23 @@ class Prefix:
             self.jobs[ref] = job
             if isinstance(event, StepCompleted | StepFailed) and job.steps[event.step].has_ended:
                 self.members.forget(ref, event.step)
+                self.carried_bytes -= self._of_steps.get(ref, {}).pop(event.step, 0)
+
+    def _weigh(self, ref: JobRef, job: Job, size: int, *, is_first: bool) -> None:
+        """Keep count of what has to be carried: a job's order stands in `carried` and in its new work item."""
+        added = _CARRIED_BYTES + 2 * size if is_first else size
+        weight = self._weights.get(ref, 0) + added
+        self.carried_bytes += added
+        if job.state not in CLOSED_STATES:
+            self._weights[ref] = weight
+            return
+        self._weights.pop(ref, None)
+        self.carried_bytes -= sum(self._of_steps.pop(ref, {}).values())
+        if (member := job.member) is None:
+            self.carried_bytes -= weight
+        else:  # its run may still read how it ended
+            steps = self._of_steps.setdefault(JobRef(queue=member.queue, job_id=member.job), {})
+            steps[member.step] = steps.get(member.step, 0) + weight
 
     def _let_go(self, job: Job) -> None:
         """Forget the key of a closed job, unless the key is taken until a set time."""

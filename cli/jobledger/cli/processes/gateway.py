@@ -67,6 +67,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     schedules: bool
     project: bool
     hosting: WebhookHost | None
+    keeps: bool
     secrets: Secrets
     parent: Parent | None
     until_eof: bool
@@ -101,6 +102,7 @@ def gateway(
     key_file: own.KeyFile = None,
     secrets: own.SecretsFolder = None,
     no_deliveries: own.NoDeliveries = False,
+    keeper: own.Keeper = False,
     no_projector: own.NoProjector = False,
     no_access_log: own.NoAccessLog = False,
     no_schedules: process.NoSchedules = False,
@@ -128,6 +130,7 @@ def gateway(
         schedules=not no_schedules,
         project=not no_projector,
         hosting=None if no_deliveries else _hosting(allow_target, key_file),
+        keeps=keeper,
         secrets=Secrets(os.environ, key_file, secrets),
         parent=None if supervised is None else Parent(supervised),
         until_eof=until_eof,
@@ -231,6 +234,7 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                     project=plan.project,
                     secrets=plan.secrets,
                     hosting=plan.hosting,
+                    keeps=plan.keeps,
                 )
                 async with anyio.create_task_group() as group:
                     _heed(group, made, cli.output, stopping, plan)

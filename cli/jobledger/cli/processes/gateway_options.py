@@ -57,6 +57,15 @@ NoProjector = Annotated[
 ]
 NoAccessLog = Annotated[bool, setting("--no-access-log", "", "Do not log each request.")]
 _HOOKS = "Webhooks"
+Keeper = Annotated[
+    bool,
+    setting(
+        "--keeper",
+        "",
+        "Move old events into the archive, whose folder is on this machine: see `jobledger retention set`.",
+        _HOOKS,
+    ),
+]
 NoDeliveries = Annotated[
     bool,
     setting(

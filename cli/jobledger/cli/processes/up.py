@@ -14,6 +14,8 @@ from typing import Any, Final, NoReturn
 import anyio
 import msgspec
 
+from jobledger.admin.keeper import Keeper
+from jobledger.admin.objects.moved import Moved
 from jobledger.cli import options
 from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
@@ -98,16 +100,20 @@ class Beside:
 
     async def stop(self) -> None:
         """Close the child's stdin, at which it ends; kill it if it stays."""
-        process = self._process
-        if process is None or process.stdin is None:
-            return
+        if self._process is not None:
+            await _end(self._process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close a child's stdin, at which it ends; kill it if it stays."""
+    if process.stdin is not None:
         process.stdin.close()
-        with anyio.move_on_after(_FAREWELL_S):
-            await process.wait()
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+    with anyio.move_on_after(_FAREWELL_S):
         await process.wait()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 @contextlib.asynccontextmanager
@@ -147,6 +153,40 @@ def _listen(port: int | None) -> socket.socket:
         return listen(LOOPBACK, 0)
 
 
+class KeeperBeside:
+    """`jobledger retention run --once` as a child process: a run of the archive disturbs no worker."""
+
+    def __init__(self, target: Target, projection: Path, default_to: str) -> None:
+        self._environment = environment_of_child(target)
+        self._command = [
+            *(sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "retention", "run"),
+            *("--once", "--json", "--until-eof", "--projection", str(projection.absolute())),
+            *(("--default-to", default_to) if default_to else ()),
+            *(("--environment", target.environment) if target.environment else ()),
+        ]
+
+    async def work(self) -> Moved:
+        """Have it look once, and return what came of it. Raises: ServerEndedError, OSError; its own words are on stderr."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us alone, and it ends with its stdin
+        )
+        assert process.stdout is not None, "it is a pipe"
+        try:
+            line = await process.stdout.readline()
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                with anyio.CancelScope(shield=True):  # bounded: what does not end is killed
+                    await _end(process)
+        if not line:
+            raise ServerEndedError(f"a run of the keeper {how_ended(code)}")
+        return msgspec.json.decode(line, type=Moved)
+
+
 class _Projection(msgspec.Struct, frozen=True):
     follow: Callable[[], Coroutine[Any, Any, NoReturn]]  #: keeps the projection up to date
     path: Path
@@ -166,6 +206,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     gateway_port: int | None
     browser: bool
     access_log: bool
+    archive: str  #: the folder where old events go if nobody says otherwise; "": nowhere
 
 
 @command(
@@ -217,6 +258,7 @@ def up(
         gateway=not no_gateway,
         gateway_port=gateway_port,
         access_log=access_log,
+        archive="" if url is not None else str((directory or Path(".jobledger")).absolute() / "archive"),
         browser=not no_browser,
     )
     return _up(cli, plan)
@@ -245,7 +287,10 @@ async def _up(cli: Cli, plan: _Plan) -> None:
                     _say_ready(output, plan, server, url, made, projecting, gateway)
                 entrance = Entrance(gateway="") if gateway is None else gateway.entrance
                 with entrance.shown(browser=plan.browser):
-                    await _run(output, ledger, server, projecting, made, gateway)
+                    keeper = Keeper(
+                        ledger, KeeperBeside(target, path, plan.archive).work, default_to=plan.archive
+                    )
+                    await _run(output, ledger, server, projecting, made, gateway, keeper)
 
 
 @contextlib.asynccontextmanager
@@ -305,6 +350,7 @@ async def _run(  # noqa: PLR0917 - what runs
     projecting: _Projection,
     made: Worker | None,
     gateway: Beside | None,
+    keeper: Keeper,
 ) -> None:
     stopped = anyio.Event()
 
@@ -321,6 +367,7 @@ async def _run(  # noqa: PLR0917 - what runs
             group.start_soon(until_ended, server)
         group.start_soon(until_closed, ledger)
         group.start_soon(outlive, ledger.connection, "the projector", projecting.follow)
+        group.start_soon(outlive, ledger.connection, "the keeper", keeper.run)
         if gateway is not None:
             group.start_soon(outlive, ledger.connection, "the gateway", gateway.keep)
         if made is not None:

@@ -9,6 +9,7 @@ from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
+from jobledger.admin.verbs import retention as retention_verbs
 from jobledger.admin.verbs import routes as route_verbs
 from jobledger.admin.verbs import schedules as schedule_verbs
 from jobledger.admin.verbs import watches as watch_verbs
@@ -65,6 +66,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *endpoints_of(key_verbs),
     *webhooks.ENDPOINTS,
     *endpoints_of(watch_verbs),
+    *endpoints_of(retention_verbs),
     *receive.ENDPOINTS,
     *endpoints_of(route_verbs),
     *routes.ENDPOINTS,

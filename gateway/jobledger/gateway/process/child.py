@@ -30,7 +30,7 @@ from jobledger.projections.errors import ProjectionError
 Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
 
 #: The nice value of each: where processors are scarce, requests and appends come first, then lists, then the past.
-_NICE: Final[Mapping[str, int]] = {"projector": 5, "past": 10}
+_NICE: Final[Mapping[str, int]] = {"projector": 5, "keeper": 10, "past": 10}
 _FAILED_CODE: Final = 1
 _REQUESTS_MAX: Final = 64
 _logger = logging.getLogger("jobledger.gateway.process")
@@ -43,6 +43,10 @@ def _program(name: str) -> Program:
             from jobledger.gateway.process.projector import project  # noqa: PLC0415
 
             return project
+        case "keeper":
+            from jobledger.gateway.process.keeper import move_events  # noqa: PLC0415
+
+            return move_events
         case "past":
             from jobledger.gateway.process.past_rows import lend  # noqa: PLC0415
 

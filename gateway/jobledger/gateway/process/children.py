@@ -15,6 +15,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from jobledger.admin.objects.moved import Moved
 from jobledger.gateway.hooks.addresses import networks
 from jobledger.gateway.process.line import (
     FROM_CHILD,
@@ -22,6 +23,7 @@ from jobledger.gateway.process.line import (
     FromChild,
     Line,
     Logged,
+    Looked,
     Ready,
     Setup,
     ToChild,
@@ -158,6 +160,21 @@ class WorkerChild:
                     logging.getLogger("jobledger.gateway.process").debug(
                         "the gateway's own worker takes jobs"
                     )
+
+
+class KeeperChild:
+    """The child *keeper*: one look, and what that moves; another process is started for the next one."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+
+    async def work(self) -> Moved:
+        """Have it look. Raises: ChildEndedError, OSError."""
+        async with child("keeper", self._setup) as running:
+            async for message in running.messages():
+                if isinstance(message, Looked):
+                    return message.moved
+        raise AssertionError("its messages end with an error")
 
 
 class ProjectorChild:

@@ -14,12 +14,13 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from jobledger.admin.diagnoses import counted
+from jobledger.admin.keeper import Keeper
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.hooks.watches import WatchJudge
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Access, Gateway
-from jobledger.gateway.process.children import ProjectorChild, WebhookHost, WorkerChild, setup_of
+from jobledger.gateway.process.children import KeeperChild, ProjectorChild, WebhookHost, WorkerChild, setup_of
 from jobledger.gateway.process.counters import Counters, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
 from jobledger.gateway.process.listener import raise_file_limit
@@ -99,11 +100,12 @@ class Process:
         project: bool = True,
         secrets: Secrets | None = None,
         hosting: WebhookHost | None = None,
+        keeps: bool = False,
     ) -> None:
         """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
 
         `schedules`: declare those of the tasks' modules. `hosting`: have a worker for the gateway's own tasks, make
-        deliveries of webhooks, and judge watches.
+        deliveries of webhooks, and judge watches. `keeps`: be the keeper; the folder of the archive is on this machine.
 
         Raises: ConfigurationError.
         """
@@ -113,6 +115,9 @@ class Process:
         self._following = ProjectorChild(setup_of(ledger, projection, "projector")) if project else None
         of_worker = setup_of(ledger, projection, "worker")
         self._working = None if hosting is None else WorkerChild(of_worker, hosting)
+        self._keeper = (
+            Keeper(ledger, KeeperChild(setup_of(ledger, projection, "keeper")).work) if keeps else None
+        )
         self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
         self._past = PastViews(setup_of(ledger, projection, "past"))
         rows = FollowedRows(ledger, projection, self._past)
@@ -196,6 +201,8 @@ class Process:
         found: list[Service] = [("past", self._past.run)]
         if self._following is not None:
             found.append(("projector", self._following.run))
+        if self._keeper is not None:
+            found.append(("keeper", self._keeper.run))
         if self._working is not None:
             found += [
                 ("worker", self._working.run),

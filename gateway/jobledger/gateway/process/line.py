@@ -14,6 +14,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from jobledger.admin.objects.moved import Moved
+
 _LINE_BYTES_MAX: Final = 1 << 20
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -42,6 +44,12 @@ class GiveBack(msgspec.Struct, frozen=True, kw_only=True, tag="give_back"):
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The child has connected, and its file is there."""
+
+
+class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
+    """The keeper has looked once: what it moved, and what kept it from more."""
+
+    moved: Moved
 
 
 class Lent(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):
@@ -74,7 +82,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 ToChild = Setup | Want | GiveBack
-FromChild = Ready | Lent | NotLent | Logged | Failed
+FromChild = Ready | Looked | Lent | NotLent | Logged | Failed
 Message = TypeVar("Message")
 TO_CHILD: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 FROM_CHILD: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)

@@ -121,6 +121,7 @@ class Aggregate(Generic[E, S]):
         keeps: Callable[[E, int], ArchiveBound | None] | None = None,
         keeps_of: tuple[str, ...] = (),
         removed: type[E] | None = None,
+        restated: bool = False,
         again: Callable[[E, int], E] | None = None,
         leaf: Callable[[E], str] | None = None,
     ) -> None:
@@ -137,6 +138,7 @@ class Aggregate(Generic[E, S]):
         `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
         `removed`: declares that people set and remove it, and that each event holds the whole state and may follow
             itself. So an archive run appends the newest one again instead of keeping it, unless it is of this type.
+        `restated`: the same of what nobody removes.
         `again`: the newest event and its sequence -> that event as it is then appended; without it as it is.
         `leaf`: the last words of an event's subject, where those are more than its type.
         """
@@ -150,7 +152,7 @@ class Aggregate(Generic[E, S]):
         self.check = check
         self._tags = {cls: tag for tag, cls in self.types.items()}
         self.keeps_of = keeps_of
-        self.restated = removed is not None
+        self.restated = restated or removed is not None
         self._removed = removed
         self._again = again
         self._keeps = keeps

@@ -29,6 +29,7 @@ from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR
+from jobledger.ledger.model.retention import RETENTION
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import Names, aggregate_of, completed_leaf, is_token
 from jobledger.ledger.model.unique import UNIQUE
@@ -65,6 +66,7 @@ AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
         ROUTE,
         DELIVERY,
         GRAPH,
+        RETENTION,
     )
 }
 

@@ -87,6 +87,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     waits: dict[str, str] = {}
     clock_apart_s: float = 0.0  #: how far its machine's clock is ahead of the server's; below 0: behind it
     clock_apart_since: datetime | None = None  #: since when that is too far; None: it is not, or nobody says
+    archive: str = ""  #: where a keeper moves old events; "" for all others
+    trouble: str = (
+        ""  #: why a keeper could not move events at its last look; "": it could, or had none to move
+    )
 
 
 def task_word(task: str, version: str) -> str:
@@ -149,7 +153,7 @@ class JetStreamLeases:
         except AppendRefusedError as error:
             if not error.is_lost_race:
                 raise
-            own_revision = await self._own_newer(entry)
+            own_revision = await self._own_newer(entry, info)
             if own_revision is not None:
                 with contextlib.suppress(AppendRefusedError):
                     return await self._put(msgspec.structs.replace(entry, expected=own_revision))
@@ -165,15 +169,36 @@ class JetStreamLeases:
             message = "the lease could not be renewed: no answer"
             raise ServerUnreachableError(message) from error
 
-    async def _own_newer(self, entry: Entry) -> int | None:
+    async def take(self, info: WorkerInfo) -> int:
+        """Take the lease of a name that several processes want, and return its revision.
+
+        Raises: LeaseLostError while another process has it; ServerUnreachableError.
+        """
+        subject = self._prefix + info.worker
+        found = await self._last(subject)
+        held = None if found is None else self._read(subject, found[0])
+        if found is not None and (held is None or not held.stopped):
+            who = "another process" if held is None else f"process {held.pid} of {held.host}"
+            raise LeaseLostError(f"lease {info.worker} is held by {who}")
+        revision = 0 if found is None else found[1]
+        try:
+            return await self._put(Entry(subject, msgspec.json.encode(info), subject, revision))
+        except AppendRefusedError as error:
+            if not error.is_lost_race:
+                raise
+            raise LeaseLostError(f"lease {info.worker} was just taken by another process") from error
+
+    async def _own_newer(self, entry: Entry, own: WorkerInfo) -> int | None:
         """Return the revision of our own renewal whose answer was lost, None when the lease is over.
 
-        While it lives only this worker writes this key, so a newer revision is its own, also where it expected no
-        key: no identity is used twice. A key that says that the worker is gone ends the lease. The time of a lease
-        counts from when it was stored, so the key has to be written once more to be good for the whole time again.
+        While it lives only this process writes this key, so a newer revision is its own, also where it expected no key:
+        unless that says that the process is gone, or another one took the name; then the lease is over. The time of a
+        lease counts from when it was stored, so the key has to be written once more to be good for the whole time.
         """
         found = await self._last(entry.subject)
         if found is None or (info := self._read(entry.subject, found[0])) is None or info.stopped:
+            return None
+        if (info.host, info.pid, info.started_at) != (own.host, own.pid, own.started_at):
             return None
         return found[1] if (entry.expected or 0) < found[1] else None
 

@@ -1,0 +1,85 @@
+"""The folder of an archive, as a keeper finds it: whether it is the one that belongs to the ledger.
+
+A disk that is not mounted leaves an empty folder behind. A keeper that took it for a new archive would fill the disk below,
+so the folder holds a mark, and where an archive was begun it must be there. Source: ADR 062.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jobledger.audit.archive.chain import exports_in
+from jobledger.ledger.files import make_folder, open_file, write_whole
+from jobledger.ledger.model.errors import LedgerError, RefusedError
+from jobledger.ledger.model.log import Head
+from jobledger.ledger.model.reactor import Archived
+from jobledger.ledger.model.subjects import Names
+
+MARK: Final = ".jobledger-archive"
+_BYTES_MAX: Final = 64 << 10
+
+
+class ArchiveAbsentError(RefusedError):
+    """The archive of the ledger is not where it should be: mount its disk, or say where it is now. Nothing was moved."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What the mark of an archive says."""
+
+    environment: str
+    ledger_made_at: datetime | None  #: by the server's clock; None where it does not tell
+
+
+def require_place(
+    folder: Path, names: Names, head: Head, newest: Archived | None, *, makes: bool = False
+) -> None:
+    """Return when the folder is the archive of this ledger, and marked as such; a first archive is marked here.
+
+    `newest`: what the newest archive run recorded. `makes`: a missing folder is made, for a first archive.
+
+    Raises: ArchiveAbsentError; RefusedError for the archive of another ledger; OSError.
+    """
+    own, found = Mark(environment=names.environment, ledger_made_at=head.made_at), _mark_in(folder)
+    if found == own:
+        return
+    if newest is not None:
+        # Begun by hand, or of a ledger that was restored: the newest export proves whose it is.
+        if newest.manifest_sha256 not in _exports(folder, names):
+            raise ArchiveAbsentError(
+                f"{folder} is not the archive of this ledger, which the newest run wrote to {newest.folder or 'another folder'}: "
+                "mount its disk, or say with `jobledger retention set --to DIR` where it is; nothing is moved until then"
+            )
+    elif found is not None:
+        raise RefusedError(f"{folder} is the archive of another ledger: name another folder")
+    elif not folder.is_dir():
+        if not makes:
+            raise ArchiveAbsentError(
+                f"there is no folder {folder}: make it, on the disk where the archive is to be; nothing is moved until then"
+            )
+        make_folder(folder, on_the_disk=True)
+    write_whole(folder / MARK, msgspec.json.encode(own))
+
+
+def _exports(folder: Path, names: Names) -> set[str]:
+    """Return the exports in a folder by the sha256 of their manifests; none where it is not there or cannot be read."""
+    with contextlib.suppress(LedgerError):
+        return set(exports_in(folder, names))
+    return set()
+
+
+def _mark_in(folder: Path) -> Mark | None:
+    """Return what the mark in a folder says, None where there is none. Raises: RefusedError for a damaged one; OSError."""
+    try:
+        with open_file(folder / MARK, bytes_max=_BYTES_MAX) as file:
+            return msgspec.json.decode(file.read(), type=Mark)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise RefusedError(
+            f"{folder / MARK} is damaged ({error}): remove it if this is the archive of the ledger"
+        ) from error

@@ -1,0 +1,295 @@
+"""A keeper: it looks now and then how full the ledger is, and has its oldest events moved into an archive.
+
+One process of an environment is the keeper, by a lease of that name; the others wait for it. The work itself is done where
+it disturbs nobody, mostly in a process of its own. Two at once would do no harm: an archive run is refused when another
+was faster. What is kept and moved is a setting of the ledger. Source: ADR 062.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final, NoReturn
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.amounts import duration, size
+from jobledger.admin.archive_place import require_place
+from jobledger.admin.objects.moved import Moved
+from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive.chain import newest_archived
+from jobledger.audit.archive.plan import bound, stored_before
+from jobledger.audit.archive.slices import Slice, find_slice
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
+from jobledger.ledger.model.log import Head
+from jobledger.ledger.model.named_chain import look
+from jobledger.ledger.model.retention import MAIN, RETENTION, Retention
+from jobledger.ledger.model.times import as_utc
+from jobledger.ledger.model.version import VERSION
+from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
+from jobledger.projections import ProjectionError, counting
+
+logger = logging.getLogger("jobledger.keeper")
+
+BY: Final = "keeper"  #: what events say of who moved the others
+_LEASE: Final = "keeper"
+_RENEWALS_PER_LEASE: Final = 3
+_FAREWELL_S: Final = 2.0
+_TROUBLE_MAX: Final = 500
+_PAUSE_S_MIN: Final = 0.2
+_AGAIN_S: Final = 60.0
+_RUNS_MAX: Final = 20  #: one after the other, before the next pause
+#: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
+_LATE_SHARE: Final = 0.05
+
+
+async def retention_of(ledger: Ledger, default_to: str = "") -> Retention:
+    """Return how long the ledger keeps its events; `default_to`: where they are moved, if nobody said.
+
+    Raises: UnreachableError, UnknownEventError.
+    """
+    state = (await look(ledger.log, RETENTION, MAIN)).state
+    terms = Retention() if state is None else state.terms
+    return terms if terms.to else msgspec.structs.replace(terms, to=default_to)
+
+
+async def _is_due(ledger: Ledger, terms: Retention) -> bool:
+    """Return whether events should be moved now, or a run that was cut off is to be finished.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    head = await ledger.log.head()
+    if _wanted(head, terms):
+        return True
+    newest = await newest_archived(ledger.log)
+    if newest is not None and newest.through_sequence >= head.first_sequence:
+        return True
+    return await _is_old(ledger, head, terms)
+
+
+def _wanted(head: Head, terms: Retention) -> int:
+    """Return how many bytes should go because the ledger is fuller than it should be."""
+    if head.bytes_max is None or head.stored_bytes <= terms.start * head.bytes_max:
+        return 0
+    return round(head.stored_bytes - terms.aim * head.bytes_max)
+
+
+async def _is_old(ledger: Ledger, head: Head, terms: Retention) -> bool:
+    if terms.max_age_s is None or head.last_sequence < head.first_sequence:
+        return False
+    first = await ledger.log.get(head.first_sequence)
+    latest = terms.max_age_s + max(terms.every_s, _LATE_SHARE * terms.max_age_s)
+    return first is not None and as_utc(first.stored_at) < _ago(ledger, latest)
+
+
+def _ago(ledger: Ledger, seconds: float) -> datetime:
+    return ledger.clock.now() - timedelta(seconds=seconds)
+
+
+async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool = False) -> Moved:
+    """Move what should go and may go, a slice of it: see `slices`. Nothing is lost, whatever ends this.
+
+    `projection`: whose counters are recorded. `makes`: the folder is made where it is missing.
+    """
+    if not await _is_due(ledger, terms):
+        return Moved(first_sequence=(await ledger.log.head()).first_sequence)
+    try:
+        return await _move(ledger, projection, terms, makes=makes)
+    except (LedgerError, ProjectionError) as error:
+        if isinstance(error, CorruptLedgerError):
+            logger.debug("nothing was moved", exc_info=True)
+        return Moved(is_due=True, trouble=str(error))
+    except OSError as error:
+        where = error.filename or terms.to
+        return Moved(
+            is_due=True, trouble=f"the archive cannot be written, {where}: {error.strerror or error}"
+        )
+
+
+async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool) -> Moved:
+    log, folder = ledger.log, Path(terms.to)
+    head, newest = await log.head(), await newest_archived(ledger.log)
+
+    def require() -> None:
+        require_place(folder, ledger.names, head, newest, makes=makes)
+
+    await anyio.to_thread.run_sync(require)
+    before = _ago(ledger, terms.keep_s)
+    last, held_back_by = await bound(log, before, ledger.leases)
+    found = await _slice(ledger, head, last, terms)
+    count = counting(log, projection, past=lambda: open_archive(log, folder))
+    deps = archive_deps(ledger, by=BY, on_progress=lambda _step, _done, _total: None, count=count)
+    done = await Archiver(log, folder, deps).run(before, through=found.through)
+    after = await log.head()
+    return Moved(
+        events=done.events,
+        jobs_archived=done.jobs_archived,
+        jobs_carried=done.jobs_carried,
+        exports=tuple(each.name for each in done.exports),
+        first_sequence=done.first_sequence,
+        is_due=True,
+        trouble="" if done.events else await _too_full(ledger, after, terms, last, held_back_by, found),
+    )
+
+
+async def _slice(ledger: Ledger, head: Head, last: int, terms: Retention) -> Slice:
+    """Return how far to go: as far as the ledger is too full, and to the end of what is too old."""
+    by_size = Slice(0, 0, 0)
+    if wanted := _wanted(head, terms):
+        by_size = await find_slice(ledger.log, head, last, wanted=wanted)
+    if not await _is_old(ledger, head, terms):
+        return by_size
+    assert terms.max_age_s is not None, "something is too old"
+    old = await stored_before(ledger.log, head, _ago(ledger, terms.max_age_s))
+    by_age = await find_slice(ledger.log, head, min(last, old), wanted=None)
+    return max(by_size, by_age, key=lambda each: each.through)
+
+
+async def _too_full(  # noqa: PLR0917 - all that may be the reason
+    ledger: Ledger, head: Head, terms: Retention, last: int, held_back_by: str, found: Slice
+) -> str:
+    """Return why a ledger stays fuller than it should be, "" where it does not."""
+    if not _wanted(head, terms) or head.bytes_max is None:
+        return ""
+    full = f"{head.stored_bytes / head.bytes_max:.0%} of the ledger's room is taken, and"
+    if last >= head.first_sequence:
+        return (
+            f"{full} nothing can be moved: {found.waits:,} unfinished jobs would have to be carried on, which takes too much "
+            "of what moving frees; let workers finish them, or give it room with `jobledger ledger resize SIZE`"
+        )
+    if held_back_by:
+        return f"{full} nothing can be moved: {held_back_by} holds everything back"
+    first = await ledger.log.get(head.first_sequence)
+    age_s = 0.0 if first is None else max(1.0, (ledger.clock.now() - as_utc(first.stored_at)).total_seconds())
+    need = head.stored_bytes / terms.start * terms.keep_s / max(age_s, 1.0)
+    return (
+        f"{full} all of it is younger than the {duration(terms.keep_s)} that it is kept: for that the ledger needs about "
+        f"{size(need)} (`jobledger ledger resize SIZE`), or keep it for less time"
+    )
+
+
+def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float:
+    """Return after how long to look again, where `events` came in the last `seconds`.
+
+    That is as often as is set, but before half of what is left up to `start` is taken; a minute where that is passed already:
+    what could not be moved then may be moved soon.
+    """
+    held = head.last_sequence - head.first_sequence + 1
+    if head.bytes_max is None or not events or held <= 0:
+        return terms.every_s
+    left = terms.start * head.bytes_max - head.stored_bytes
+    if left <= 0:
+        return min(terms.every_s, _AGAIN_S)
+    bytes_s = events * head.stored_bytes / held / max(seconds, _PAUSE_S_MIN)
+    return min(terms.every_s, max(_PAUSE_S_MIN, left / 2 / bytes_s))
+
+
+#: Moves events once, wherever that is done; see `move`.
+Work = Callable[[], Awaitable[Moved]]
+
+
+class Keeper:
+    """Looks at one ledger, and has events moved, for as long as it holds the lease."""
+
+    def __init__(self, ledger: Ledger, work: Work, *, default_to: str = "") -> None:
+        """`default_to`: where events are moved while nobody has said where."""
+        self._ledger = ledger
+        self._work = work
+        self._default_to = default_to
+        self._started_at = ledger.clock.now()
+        self._archive = default_to
+        self._trouble = ""
+        self._revision = 0
+
+    async def run(self) -> None:
+        """Look until cancelled; meanwhile another process may be the keeper.
+
+        Raises: UnreachableError, what asking the server raises: run it again.
+        """
+        pause_s = await self._ledger.leases.duration_s() / _RENEWALS_PER_LEASE
+        while True:
+            try:
+                self._revision = await self._ledger.leases.take(self._info())
+                await self._hold(pause_s)
+            except LeaseLostError as error:
+                logger.debug("this process is not the keeper: %s", error)
+            await asyncio.sleep(pause_s)
+
+    async def _hold(self, pause_s: float) -> NoReturn:
+        """Look while the lease is renewed. Raises: LeaseLostError when it is lost, and what a look raises."""
+        looking = asyncio.create_task(self._look_again(), name="keeper")
+        try:
+            while True:
+                done, _ = await asyncio.wait({looking}, timeout=pause_s)
+                if done:
+                    await looking
+                self._revision = await self._ledger.leases.renew(self._info(), self._revision)
+        finally:
+            looking.cancel()
+            await asyncio.wait({looking})
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        with anyio.move_on_after(_FAREWELL_S, shield=True), contextlib.suppress(LedgerError):
+            await self._ledger.leases.renew(self._info(stopped=True), self._revision)
+
+    async def _look_again(self) -> NoReturn:
+        clock = self._ledger.clock
+        begin, before = clock.monotonic(), await self._ledger.log.head()
+        while True:
+            terms = await retention_of(self._ledger, self._default_to)
+            self._archive = terms.to
+            for _ in range(_RUNS_MAX):
+                moved = await self._look(terms)
+                if not moved.goes_on:
+                    break
+            head, now = await self._ledger.log.head(), clock.monotonic()
+            await asyncio.sleep(_pause_s(terms, head, head.last_sequence - before.last_sequence, now - begin))
+            begin, before = now, head
+
+    async def _look(self, terms: Retention) -> Moved:
+        moved = Moved()
+        if terms.to and await _is_due(self._ledger, terms):
+            moved = await self._work()
+        if moved.events:
+            logger.info(
+                "moved %d events into %s; the ledger begins at stream sequence %d",
+                moved.events,
+                terms.to,
+                moved.first_sequence,
+            )
+        if moved.trouble and moved.trouble != self._trouble:
+            logger.warning("%s", moved.trouble)
+        self._trouble = moved.trouble[:_TROUBLE_MAX]
+        return moved
+
+    def _info(self, *, stopped: bool = False) -> WorkerInfo:
+        user = self._ledger.leases.user
+        return WorkerInfo(
+            worker=f"{user}.{_LEASE}" if user else _LEASE,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=(),
+            started_at=self._started_at,
+            renewed_at=self._ledger.clock.now(),
+            version=VERSION,
+            kind="client",  # no list of workers has it
+            stopped=stopped,
+            archive=self._archive,
+            trouble=self._trouble,
+        )
+
+
+async def keeper_of(ledger: Ledger) -> WorkerInfo | None:
+    """Return the keeper of a ledger, None where nobody is. Raises: ServerUnreachableError."""
+    user = ledger.leases.user
+    return await ledger.leases.find(f"{user}.{_LEASE}" if user else _LEASE)

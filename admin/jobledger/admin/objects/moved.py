@@ -1,0 +1,22 @@
+"""One look of a keeper, and what it moved."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look led to."""
+
+    events: int = 0  #: that were moved
+    jobs_archived: int = 0
+    jobs_carried: int = 0
+    exports: tuple[str, ...] = ()
+    first_sequence: int = 0  #: of the ledger then
+    is_due: bool = False  #: there was something to move
+    trouble: str = ""  #: why not as much was moved as should have been; "": it was
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another run may move more at once."""
+        return bool(self.events) and not self.trouble

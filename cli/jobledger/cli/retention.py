@@ -1,0 +1,94 @@
+"""`jobledger retention run`: move old events into the archive, as the ledger's setting says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from jobledger.admin.keeper import Keeper, move, retention_of
+from jobledger.admin.objects.moved import Moved
+from jobledger.cli.command import ROWS, WAITS, Cli, command
+from jobledger.cli.errors import REFUSED, UsageError
+from jobledger.cli.groups import RETENTION
+from jobledger.cli.logs import log_as_process
+from jobledger.cli.output import Output
+from jobledger.cli.processes import options as process
+from jobledger.cli.session import stoppable, until_closed
+from jobledger.cli.session import until_eof as when_stdin_ends
+from jobledger.ledger import Ledger
+from jobledger.workers.process import log_what_nobody_catches
+from jobledger.workers.services import outlive
+
+_Once = Annotated[
+    bool, typer.Option("--once", metavar="", help="Look once, move what is to go, and end; as for cron.")
+]
+_DefaultTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--default-to",
+        metavar="DIR",
+        help="Folder of the archive where the setting names none; made if missing.",
+    ),
+]
+
+
+@command(RETENTION, "run", takes=(*ROWS, WAITS))
+async def run(
+    cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None, until_eof: process.UntilEof = False
+) -> int | None:
+    """Be the keeper: look now and then, and move old events into the archive, until Ctrl-C.
+
+    With --once it exits with 4 where something should have been moved and could not be.
+    """
+    log_as_process()
+    if default_to is not None and not default_to.name:
+        raise UsageError("--default-to is empty: name the folder of the archive")
+    default = "" if default_to is None else str(default_to.absolute())
+    code: int | None = None
+    async with stoppable(), cli.ledger() as ledger, anyio.create_task_group() as group:
+        log_what_nobody_catches(ledger.connection.loop)
+        path = await cli.rows(ledger).path()
+
+        async def work() -> Moved:
+            return await move_once(ledger, path, default)
+
+        if until_eof:
+            group.start_soon(when_stdin_ends, group.cancel_scope.cancel)
+        group.start_soon(until_closed, ledger)
+        if once:
+            moved = await work()
+            _tell(cli.output, moved)
+            code = REFUSED if moved.trouble else None
+        else:
+            await outlive(ledger.connection, "the keeper", Keeper(ledger, work, default_to=default).run)
+        group.cancel_scope.cancel()
+    return code
+
+
+def _tell(output: Output, moved: Moved) -> None:
+    if output.as_json:
+        output.object(moved)
+        return
+    if moved.events:
+        output.say(
+            f"moved {moved.events:,} events, {moved.jobs_archived:,} finished jobs; carried on {moved.jobs_carried:,}; the "
+            f"ledger begins at stream sequence {moved.first_sequence:,}",
+            style="bold green",
+        )
+    elif not moved.trouble:
+        output.say("nothing is to be moved")
+    if moved.trouble:
+        output.note(moved.trouble)
+
+
+async def move_once(ledger: Ledger, path: Path, default_to: str) -> Moved:
+    """Move what the setting says; into `default_to` where it names no place. Raises: UnreachableError."""
+    terms = await retention_of(ledger, default_to)
+    if not terms.to:
+        return Moved(
+            trouble="no place is set: say where the archive is to be with `jobledger retention set --to DIR`"
+        )
+    return await move(ledger, path, terms, makes=terms.to == default_to)

@@ -1,0 +1,19 @@
+"""The child *keeper*: moves old events into the archive, once, so that no request waits for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anyio.abc import ObjectReceiveStream
+
+from jobledger.admin.keeper import move, retention_of
+from jobledger.gateway.process.line import Line, Looked, Setup, ToChild
+from jobledger.ledger import Ledger
+
+
+async def move_events(
+    ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]
+) -> None:
+    """Look once, and say what came of it. Raises: UnreachableError, what a look raises."""
+    moved = await move(ledger, Path(setup.projection), await retention_of(ledger))
+    line.send(Looked(moved=moved))

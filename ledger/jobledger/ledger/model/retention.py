@@ -1,0 +1,150 @@
+"""How long a ledger keeps its oldest events, and where they are moved then: `RetentionSet`, `evolve`, `decide`. Pure.
+
+A ledger has one such setting, under the name `main`. Each of its events says the whole state, so the newest one *is* the
+state. Who moves the events is a keeper; see `jobledger.admin.keeper`. Released fields never change type, meaning or name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.aggregate import Aggregate, Broken
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import Envelope, Moment
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.inputs import check_finite
+
+MAIN: Final = "main"  #: the name of a ledger's one setting
+SPAN_S_MAX: Final = 100 * 366 * 86_400.0
+EVERY_S_MIN: Final = 1.0
+EVERY_S_MAX: Final = 86_400.0
+_PLACE_MAX: Final = 1_000
+_DAY_S: Final = 86_400.0
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """How long events stay in a ledger, and where they go."""
+
+    keep_s: float = 30 * _DAY_S  #: nothing younger is moved, in seconds: so long ids are remembered
+    start: float = 0.6  #: events are moved when they take more than this share of the ledger's room
+    aim: float = 0.4  #: down to this share, unless that would take what is younger than `keep_s`
+    every_s: float = 300.0  #: how often a keeper looks, in seconds
+    max_age_s: float | None = None  #: what is older is moved though there is room; none: that stays
+    to: str = ""  #: the folder of the archive on the keeper's machine; "": a keeper moves nothing
+
+
+class RetentionSet(Envelope, frozen=True, kw_only=True, tag="set", gc=False):
+    """From here on events are kept and moved as this event says, whatever was before."""
+
+    retention: str  #: always `main`
+    terms: Retention  #: all of them
+    reason: str = ""  #: why, as the person said
+
+
+class RetentionState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The setting after its newest event."""
+
+    terms: Retention
+    at: Moment
+    by: str
+    reason: str = ""
+    sequence: int  #: stream sequence of that event
+
+
+def evolve(_before: RetentionState | None, event: RetentionSet, stream_sequence: int) -> RetentionState:
+    """Return the setting after `event`, whatever came before it."""
+    return RetentionState(
+        terms=event.terms, at=event.at, by=event.by, reason=event.reason, sequence=stream_sequence
+    )
+
+
+class SetRetention(msgspec.Struct, frozen=True, kw_only=True):
+    """Change what is named, and leave the rest as it is."""
+
+    changes: Mapping[str, Any]  #: by the names of `Retention`
+    reason: str = ""
+
+
+def decide(before: RetentionState | None, command: SetRetention, stamp: Stamp) -> RetentionSet | None:
+    """Return the event that follows from a command; None where all is as it asks.
+
+    Raises: InvalidInputError; AccessDeniedError for who may not change the rights of others: the place is a path on the
+        keeper's machine, and all that was ever recorded goes there.
+    """
+    if stamp.authority is not None:
+        stamp.authority.require_everywhere("admin")
+    terms = msgspec.structs.replace(Retention() if before is None else before.terms, **command.changes)
+    _check_terms(terms)
+    if before is not None and terms == before.terms:
+        return None
+    return RetentionSet(retention=MAIN, **stamp.fact, terms=terms, reason=command.reason)
+
+
+def _check_terms(terms: Retention) -> None:
+    for name, value, least, most in (
+        ("keep_s", terms.keep_s, 0.0, SPAN_S_MAX),
+        ("every_s", terms.every_s, EVERY_S_MIN, EVERY_S_MAX),
+        ("max_age_s", terms.keep_s if terms.max_age_s is None else terms.max_age_s, terms.keep_s, SPAN_S_MAX),
+    ):
+        check_finite(name, value)
+        if not least <= value <= most:
+            floor = f"{least:g} (keep_s)" if name == "max_age_s" else f"{least:g}"
+            raise InvalidInputError(f"{name} must be from {floor} to {most:,.0f} seconds, got {value:g}")
+    check_finite("start", terms.start)
+    check_finite("aim", terms.aim)
+    if not 0 <= terms.aim < terms.start <= 1:
+        raise InvalidInputError(
+            f"aim and start are shares of the ledger's room, 0 <= aim < start <= 1: got aim {terms.aim:g} and "
+            f"start {terms.start:g}"
+        )
+    _check_place(terms.to)
+
+
+def _check_place(to: str) -> None:
+    """Refuse what names no folder. Raises: InvalidInputError."""
+    if to and (not to.startswith("/") or not to.isprintable() or len(to) > _PLACE_MAX):
+        raise InvalidInputError(
+            f"to is {to[:60]!r}: give the whole path of a folder on the keeper's machine, such as /srv/ledger-archive, of at "
+            f"most {_PLACE_MAX:,} printable characters"
+        )
+
+
+def retention_words(terms: Retention) -> str:
+    """Return a setting for a person: `keep 30 d; above 60 % down to 40 %, into /srv/archive; looks each 300 s`."""
+    older = "" if terms.max_age_s is None else f", and what is older than {_span(terms.max_age_s)}"
+    where = f"into {terms.to}" if terms.to else "nowhere, since no place is set"
+    return (
+        f"keep {_span(terms.keep_s)}; above {terms.start:.0%} of the room move down to {terms.aim:.0%}{older}, {where}; "
+        f"look each {_span(terms.every_s)}"
+    )
+
+
+def _span(seconds: float) -> str:
+    for unit, name in ((_DAY_S, "d"), (3_600.0, "h"), (60.0, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:g} s"
+
+
+def _words(event: RetentionSet) -> str:
+    return retention_words(event.terms) + (f": {event.reason}" if event.reason else "")
+
+
+def _check(_before: RetentionState | None, event: RetentionSet, _stream_sequence: int) -> Iterator[Broken]:
+    if event.retention != MAIN:
+        yield "subject", f"`set` of retention {event.retention!a}, and there is only {MAIN}"
+
+
+RETENTION: Aggregate[RetentionSet, RetentionState] = Aggregate(
+    "retention",
+    ("retention",),
+    RetentionSet,
+    state=RetentionState,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    restated=True,
+)

@@ -1,0 +1,280 @@
+"""A ledger with a keeper never fills: its oldest events are moved while work goes on, and ids are remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.working import LIMIT_S, Connect, ended, until, working
+
+from jobledger.admin.archive_place import MARK
+from jobledger.admin.keeper import Keeper, keeper_of, move, retention_of
+from jobledger.admin.objects.moved import Moved
+from jobledger.admin.verbs.retention import SetRetention, ShowRetention
+from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive.chain import export_name
+from jobledger.audit.errors import ArchiveRefusedError
+from jobledger.audit.verify import verify
+from jobledger.cli.processes.up import KeeperBeside
+from jobledger.cli.session import Target
+from jobledger.gateway.process.children import KeeperChild, setup_of
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.nats.leases import LeaseLostError
+from jobledger.projections import counting
+
+pytestmark = pytest.mark.anyio
+SMALL = 256 << 10
+LARGE = 8 << 20
+
+
+@task(queue="work")
+async def work(text: str) -> int:
+    return len(text)
+
+
+class Rig:
+    """A ledger, its archive and its projection."""
+
+    def __init__(self, ledger: Ledger, folder: Path) -> None:
+        self.ledger = ledger
+        self.archive = folder / "archive"
+        self.archive.mkdir()
+        self.projection = folder / "jobs.db"
+
+    async def set(self, **terms: Any) -> None:
+        await self.ledger.do(
+            SetRetention(**{"keep_s": 0.0, "every_s": 1.0, "to": str(self.archive), **terms})
+        )
+
+    async def move(self) -> Moved:
+        return await move(self.ledger, self.projection, await retention_of(self.ledger))
+
+    @contextlib.asynccontextmanager
+    async def keeping(self) -> AsyncGenerator[Keeper]:
+        keeper = Keeper(self.ledger, self.move)
+        running = asyncio.create_task(keeper.run())
+        try:
+            yield keeper
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+    async def share(self) -> float:
+        head = await self.ledger.log.head()
+        assert head.bytes_max
+        return head.stored_bytes / head.bytes_max
+
+    async def check(self) -> None:
+        """The archive and the ledger together are sound."""
+        report = await verify(await open_archive(self.ledger.log, self.archive))
+        assert report.sound, report.violations
+
+
+@pytest.fixture
+async def rig(connected: Connect, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with connected(ledger_bytes_max=SMALL) as ledger:
+        yield Rig(ledger, tmp_path)
+
+
+async def run_jobs(ledger: Ledger, count: int, *, size: int = 300) -> None:
+    async with working(ledger, work):
+        for job in [await ledger.enqueue(work, text="x" * size) for _ in range(count)]:
+            await ended(job)
+
+
+@pytest.mark.timeout(180)
+async def test_ten_ledgers_worth_of_jobs_go_through_one(connected: Connect, tmp_path: Path) -> None:
+    """Large jobs, so that few make ten ledgers: 80 MiB through one of 8 MiB, while a worker runs them.
+
+    The ledger is large enough for its load: while a run goes on, no more than a tenth of its room comes in. How long that
+    takes depends on the machine, so it is measured first.
+    """
+    text, peak, added, job = "x" * 60_000, 0.0, 0, None
+    async with connected(ledger_bytes_max=LARGE, room_timeout_s=0) as ledger:
+        rig = Rig(ledger, tmp_path)
+        await rig.set(start=0.5, aim=0.2)
+        async with working(ledger, work, concurrency=20), contextlib.AsyncExitStack() as stack:
+            run_s = 0.0
+            while added * len(text) < 10 * LARGE:
+                job = await ledger.enqueue(work, text=text)  # a refusal would fail the test
+                added += 1
+                peak = max(peak, await rig.share())
+                if not run_s and peak > 0.5:
+                    await ended(job)
+                    begin = asyncio.get_running_loop().time()
+                    assert (await rig.move()).events
+                    run_s = asyncio.get_running_loop().time() - begin
+                    await stack.enter_async_context(rig.keeping())
+                await asyncio.sleep(run_s * len(text) / (0.1 * LARGE))
+            assert job is not None
+            await ended(job)
+        assert peak <= 0.5 + 0.15, peak
+        assert (await ledger.log.head()).first_sequence > 2 * added
+        report = await verify(await open_archive(ledger.log, rig.archive))
+        assert report.sound, report.violations
+        assert dict(report.states) == {"completed": added}
+
+
+async def test_an_id_that_is_younger_than_it_is_kept_is_known_under_pressure(rig: Rig) -> None:
+    await rig.set(keep_s=3600.0, start=0.2, aim=0.1)
+    await run_jobs(rig.ledger, 80)
+    mine = await rig.ledger.enqueue(work.options(id="mine"), text="x")
+    moved = await rig.move()
+    assert (moved.events, moved.is_due) == (0, True)
+    assert "all of it is younger than the 1 h that it is kept" in moved.trouble
+    assert not (await rig.ledger.enqueue(work.options(id="mine"), text="x")).created
+    assert mine.created
+
+
+async def test_a_run_moves_down_to_the_aim_and_what_is_there_is_sound(rig: Rig) -> None:
+    await rig.set(start=0.3, aim=0.2)
+    await run_jobs(rig.ledger, 120)
+    before = await rig.share()
+    moved = await rig.move()
+    assert (bool(moved.events), moved.trouble) == (True, "")
+    assert await rig.share() < 0.25 < before
+    assert (await rig.move()).is_due is False
+    await rig.check()
+
+
+async def test_what_is_older_than_its_age_is_moved_though_there_is_room(rig: Rig) -> None:
+    await rig.set(max_age_s=0.5)
+    await run_jobs(rig.ledger, 20)
+    async with asyncio.timeout(LIMIT_S):
+        while not (await rig.move()).events:
+            await asyncio.sleep(0.1)
+    await rig.check()
+
+
+async def test_many_waiting_jobs_do_not_eat_up_the_gain(rig: Rig) -> None:
+    await rig.set(start=0.3, aim=0.1)
+    for _ in range(120):
+        await rig.ledger.enqueue(work.options(queue="later"), text="x" * 300)
+    stored = (await rig.ledger.log.head()).stored_bytes
+    moved = await rig.move()
+    assert moved.events == 0
+    assert "120 unfinished jobs would have to be carried on" in moved.trouble
+    assert (await rig.ledger.log.head()).stored_bytes == stored
+
+
+async def test_a_folder_that_is_not_the_archive_is_left_alone(rig: Rig) -> None:
+    await rig.set(start=0.3, aim=0.1, to=str(rig.archive / "missing"))
+    await run_jobs(rig.ledger, 100)
+    assert "there is no folder" in (await rig.move()).trouble
+    await rig.set(to=str(rig.archive))
+    assert (await rig.move()).events
+    await run_jobs(rig.ledger, 100)
+    elsewhere = rig.archive.rename(rig.archive.with_name("away"))
+    rig.archive.mkdir()  # as an unmounted disk leaves it
+    first = (await rig.ledger.log.head()).first_sequence
+    assert "is not the archive of this ledger" in (await rig.move()).trouble
+    assert ((await rig.ledger.log.head()).first_sequence, list(rig.archive.iterdir())) == (first, [])
+    rig.archive.rmdir()
+    elsewhere.rename(rig.archive)
+    assert (await rig.move()).events
+    await rig.check()
+
+
+async def test_one_process_is_the_keeper_and_the_next_one_takes_over(rig: Rig) -> None:
+    await rig.set(start=0.3, aim=0.2)
+    assert await keeper_of(rig.ledger) is None
+    other = Keeper(rig.ledger, rig.move)
+    async with rig.keeping() as keeper:
+        async with asyncio.timeout(LIMIT_S):
+            while (found := await keeper_of(rig.ledger)) is None:
+                await asyncio.sleep(0.01)
+        with pytest.raises(LeaseLostError, match="is held by process"):
+            await rig.ledger.leases.take(other._info())
+        await until(lambda: keeper._archive != "")
+        assert found.kind == "client"
+    assert await keeper_of(rig.ledger) is None
+    assert await rig.ledger.leases.take(other._info()) > 0
+
+
+async def test_what_holds_is_shown(rig: Rig) -> None:
+    shown = await rig.ledger.do(ShowRetention())
+    assert (shown.sequence, shown.keeper, shown.archived_at) == (0, "", None)
+    await rig.set(start=0.3, aim=0.2)
+    await run_jobs(rig.ledger, 100)
+    assert (await rig.move()).events
+    shown = await rig.ledger.do(ShowRetention())
+    assert shown.terms.start == 0.3
+    assert shown.sequence > 1, "an archive run says once more what is set"
+    assert shown.archived_through
+
+
+async def test_children_of_up_and_of_a_gateway_move_events(rig: Rig) -> None:
+    """Each is a process that looks once; that of `up` knows a folder where the setting names none."""
+    ledger, default = rig.ledger, str(rig.archive / "made")
+    await rig.set(start=0.3, aim=0.2, to=None)
+    await run_jobs(ledger, 100)
+    target = Target(url=ledger.config.url, environment=ledger.names.environment)
+    moved = await KeeperBeside(target, rig.projection, default).work()
+    assert (bool(moved.events), moved.trouble) == (True, "")
+    assert (rig.archive / "made" / MARK).exists()
+    await rig.set(to=default)
+    await run_jobs(ledger, 100)
+    moved = await KeeperChild(setup_of(ledger, rig.projection, "keeper")).work()
+    assert (bool(moved.events), moved.trouble) == (True, "")
+    rig.archive = rig.archive / "made"
+    await rig.check()
+
+
+async def test_a_command_looks_once_and_says_what_is_wrong(rig: Rig) -> None:
+    await rig.set(start=0.3, aim=0.2, to="/nowhere/at/all")
+    await run_jobs(rig.ledger, 100)
+    target = Target(url=rig.ledger.config.url, environment=rig.ledger.names.environment)
+    moved = await KeeperBeside(target, rig.projection, "").work()
+    assert "there is no folder /nowhere/at/all" in moved.trouble
+    assert (await rig.ledger.log.head()).first_sequence == 1
+
+
+@pytest.mark.parametrize("through", [None, 20])
+async def test_a_run_that_was_cut_off_is_finished_or_begun_anew(rig: Rig, through: int | None) -> None:
+    """A keeper finishes it; where its export goes further than may be moved now, that is removed and made again."""
+    await rig.set(start=0.3, aim=0.2)
+    await run_jobs(rig.ledger, 100)
+
+    def cut_off(step: str, _done: int, _total: int) -> None:
+        if step == "record":
+            raise ConnectionAbortedError
+
+    deps = archive_deps(rig.ledger, by="ann", on_progress=cut_off)
+    with pytest.raises(ConnectionAbortedError):
+        await Archiver(rig.ledger.log, rig.archive, deps).run(rig.ledger.clock.now())
+    (left,) = rig.archive.iterdir()
+    assert (await rig.ledger.log.head()).first_sequence == 1
+    if through is None:
+        assert left.name in (await rig.move()).exports
+    else:
+        deps = archive_deps(rig.ledger, by="bob", on_progress=lambda *_: None)
+        done = await Archiver(rig.ledger.log, rig.archive, deps).run(rig.ledger.clock.now(), through=through)
+        assert [each.name for each in done.exports] == [export_name(1, through)]
+        assert not left.exists()
+    await rig.check()
+
+
+async def test_an_export_of_an_unfinished_run_stays_while_another_run_is_at_work(rig: Rig) -> None:
+    await rig.set(start=0.3, aim=0.2)
+    await run_jobs(rig.ledger, 100)
+    found = []
+
+    async def meanwhile(folder: Path) -> None:
+        deps = archive_deps(rig.ledger, by="bob", on_progress=lambda *_: None)
+        with pytest.raises(ArchiveRefusedError, match="another run may be at work"):
+            await Archiver(rig.ledger.log, folder, deps).run(rig.ledger.clock.now(), through=2)
+        found.append(folder)
+
+    async def count(_progress: object) -> Any:  # after the export is made, before it is recorded
+        await meanwhile(rig.archive)
+        return await counting(rig.ledger.log, rig.projection)(lambda *_: None)
+
+    deps = archive_deps(rig.ledger, by="ann", on_progress=lambda *_: None, count=count)
+    done = await Archiver(rig.ledger.log, rig.archive, deps).run(rig.ledger.clock.now())
+    assert done.events
+    assert found == [rig.archive]
+    await rig.check()
