@@ -13,7 +13,7 @@ from tests.support.working import LIMIT_S, Connect, ended, until, working
 
 from jobledger.admin.archive_place import MARK
 from jobledger.admin.keeper import Keeper, keeper_of, move, retention_of
-from jobledger.admin.objects.moved import Moved
+from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.admin.verbs.retention import SetRetention, ShowRetention
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import export_name
@@ -50,7 +50,7 @@ class Rig:
             SetRetention(**{"keep_s": 0.0, "every_s": 1.0, "to": str(self.archive), **terms})
         )
 
-    async def move(self) -> Moved:
+    async def move(self) -> MoveOutcome:
         return await move(self.ledger, self.projection, await retention_of(self.ledger))
 
     @contextlib.asynccontextmanager

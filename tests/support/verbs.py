@@ -24,6 +24,7 @@ from jobledger.admin.verbs.keys import CreateKey, ListKeys, RevokeKey, RotateKey
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
+from jobledger.admin.verbs.retention import SetRetention, ShowRetention
 from jobledger.admin.verbs.routes import EmitToRoute, RemoveRoute, RetryDelivery, ShowRoute, TestRoute
 from jobledger.admin.verbs.schedules import (
     BackfillSchedule,
@@ -144,6 +145,8 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     RemoveWatch: lambda name: RemoveWatch(name=name, reason="no use"),
     ListWatches: lambda _: ListWatches(),
     ShowWatch: lambda name: ShowWatch(name=name),
+    SetRetention: lambda _: SetRetention(keep_s=86400.0, max_age_s=None, to="/srv/ledger-archive"),
+    ShowRetention: lambda _: ShowRetention(),
     ShowRoute: lambda name: ShowRoute(route=name),
     RemoveRoute: lambda name: RemoveRoute(route=name, reason="no use"),
     RetryDelivery: lambda name: RetryDelivery(route=name, delivery="d1"),

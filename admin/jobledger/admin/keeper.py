@@ -23,7 +23,7 @@ import msgspec
 
 from jobledger.admin.amounts import duration, size
 from jobledger.admin.archive_place import require_place
-from jobledger.admin.objects.moved import Moved
+from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import newest_archived
 from jobledger.audit.archive.plan import bound, stored_before
@@ -95,27 +95,27 @@ def _ago(ledger: Ledger, seconds: float) -> datetime:
     return ledger.clock.now() - timedelta(seconds=seconds)
 
 
-async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool = False) -> Moved:
+async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool = False) -> MoveOutcome:
     """Move what should go and may go, a slice of it: see `slices`. Nothing is lost, whatever ends this.
 
     `projection`: whose counters are recorded. `makes`: the folder is made where it is missing.
     """
     if not await _is_due(ledger, terms):
-        return Moved(first_sequence=(await ledger.log.head()).first_sequence)
+        return MoveOutcome(first_sequence=(await ledger.log.head()).first_sequence)
     try:
         return await _move(ledger, projection, terms, makes=makes)
     except (LedgerError, ProjectionError) as error:
         if isinstance(error, CorruptLedgerError):
             logger.debug("nothing was moved", exc_info=True)
-        return Moved(is_due=True, trouble=str(error))
+        return MoveOutcome(is_due=True, trouble=str(error))
     except OSError as error:
         where = error.filename or terms.to
-        return Moved(
+        return MoveOutcome(
             is_due=True, trouble=f"the archive cannot be written, {where}: {error.strerror or error}"
         )
 
 
-async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool) -> Moved:
+async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool) -> MoveOutcome:
     log, folder = ledger.log, Path(terms.to)
     head, newest = await log.head(), await newest_archived(ledger.log)
 
@@ -130,7 +130,7 @@ async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bo
     deps = archive_deps(ledger, by=BY, on_progress=lambda _step, _done, _total: None, count=count)
     done = await Archiver(log, folder, deps).run(before, through=found.through)
     after = await log.head()
-    return Moved(
+    return MoveOutcome(
         events=done.events,
         jobs_archived=done.jobs_archived,
         jobs_carried=done.jobs_carried,
@@ -194,7 +194,7 @@ def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float
 
 
 #: Moves events once, wherever that is done; see `move`.
-Work = Callable[[], Awaitable[Moved]]
+Work = Callable[[], Awaitable[MoveOutcome]]
 
 
 class Keeper:
@@ -256,8 +256,8 @@ class Keeper:
             await asyncio.sleep(_pause_s(terms, head, head.last_sequence - before.last_sequence, now - begin))
             begin, before = now, head
 
-    async def _look(self, terms: Retention) -> Moved:
-        moved = Moved()
+    async def _look(self, terms: Retention) -> MoveOutcome:
+        moved = MoveOutcome()
         if terms.to and await _is_due(self._ledger, terms):
             moved = await self._work()
         if moved.events:

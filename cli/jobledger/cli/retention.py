@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from jobledger.admin.keeper import Keeper, move, retention_of
-from jobledger.admin.objects.moved import Moved
+from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.cli.command import ROWS, WAITS, Cli, command
 from jobledger.cli.errors import REFUSED, UsageError
 from jobledger.cli.groups import RETENTION
@@ -52,7 +52,7 @@ async def run(
         log_what_nobody_catches(ledger.connection.loop)
         path = await cli.rows(ledger).path()
 
-        async def work() -> Moved:
+        async def work() -> MoveOutcome:
             return await move_once(ledger, path, default)
 
         if until_eof:
@@ -68,7 +68,7 @@ async def run(
     return code
 
 
-def _tell(output: Output, moved: Moved) -> None:
+def _tell(output: Output, moved: MoveOutcome) -> None:
     if output.as_json:
         output.object(moved)
         return
@@ -84,11 +84,11 @@ def _tell(output: Output, moved: Moved) -> None:
         output.note(moved.trouble)
 
 
-async def move_once(ledger: Ledger, path: Path, default_to: str) -> Moved:
+async def move_once(ledger: Ledger, path: Path, default_to: str) -> MoveOutcome:
     """Move what the setting says; into `default_to` where it names no place. Raises: UnreachableError."""
     terms = await retention_of(ledger, default_to)
     if not terms.to:
-        return Moved(
+        return MoveOutcome(
             trouble="no place is set: say where the archive is to be with `jobledger retention set --to DIR`"
         )
     return await move(ledger, path, terms, makes=terms.to == default_to)

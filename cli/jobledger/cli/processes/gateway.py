@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import anyio
 import msgspec
@@ -60,17 +60,21 @@ def missing() -> str:
     return f"the gateway needs {', '.join(lacking)}: install them with pip install 'jobledger[gateway]'"
 
 
+class _Flags(NamedTuple):
+    schedules: bool
+    project: bool
+    keeps: bool
+    until_eof: bool
+
+
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     access: AccessSettings
     tasks: TaskRegistry | None
-    schedules: bool
-    project: bool
+    flags: _Flags
     hosting: WebhookHost | None
-    keeps: bool
     secrets: Secrets
     parent: Parent | None
-    until_eof: bool
 
 
 @command(TOP, "gateway", takes=(*ROWS, CREATES, WAITS), settings=GATEWAY)
@@ -127,13 +131,10 @@ def gateway(
         ),
         settings=_settings(host, port, listening, grace, (https_cert, https_key), login.shares(share)),
         tasks=load_tasks(app) if options.split(app) else None,
-        schedules=not no_schedules,
-        project=not no_projector,
+        flags=_Flags(not no_schedules, not no_projector, keeper, until_eof),
         hosting=None if no_deliveries else _hosting(allow_target, key_file),
-        keeps=keeper,
         secrets=Secrets(os.environ, key_file, secrets),
         parent=None if supervised is None else Parent(supervised),
-        until_eof=until_eof,
     )
     return _gateway(cli, plan) if processes is None or plan.parent else _supervise(cli, plan, processes)
 
@@ -230,11 +231,11 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                     access,
                     settings,
                     tasks=plan.tasks,
-                    schedules=plan.schedules,
-                    project=plan.project,
+                    schedules=plan.flags.schedules,
+                    project=plan.flags.project,
                     secrets=plan.secrets,
                     hosting=plan.hosting,
-                    keeps=plan.keeps,
+                    keeps=plan.flags.keeps,
                 )
                 async with anyio.create_task_group() as group:
                     _heed(group, made, cli.output, stopping, plan)
@@ -277,7 +278,7 @@ def _heed(
     stopping.act = on_signal if plan.parent is None else once
     if plan.parent is not None:
         group.start_soon(plan.parent.watch, once, at_once)
-    if plan.until_eof:
+    if plan.flags.until_eof:
         group.start_soon(when_stdin_ends, at_once)
 
 
@@ -332,7 +333,7 @@ async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
                 supervisor.stop()
 
             stopping.act = supervisor.stop
-            if plan.until_eof:
+            if plan.flags.until_eof:
                 group.start_soon(when_stdin_ends, at_once)
             with cli.output.telling():
                 if cli.output.as_json:

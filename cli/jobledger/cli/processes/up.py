@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from jobledger.admin.keeper import Keeper
-from jobledger.admin.objects.moved import Moved
+from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.cli import options
 from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
@@ -165,7 +165,7 @@ class KeeperBeside:
             *(("--environment", target.environment) if target.environment else ()),
         ]
 
-    async def work(self) -> Moved:
+    async def work(self) -> MoveOutcome:
         """Have it look once, and return what came of it. Raises: ServerEndedError, OSError; its own words are on stderr."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -184,7 +184,7 @@ class KeeperBeside:
                     await _end(process)
         if not line:
             raise ServerEndedError(f"a run of the keeper {how_ended(code)}")
-        return msgspec.json.decode(line, type=Moved)
+        return msgspec.json.decode(line, type=MoveOutcome)
 
 
 class _Projection(msgspec.Struct, frozen=True):

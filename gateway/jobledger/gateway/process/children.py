@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from jobledger.admin.objects.moved import Moved
+from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.gateway.hooks.addresses import networks
 from jobledger.gateway.process.line import (
     FROM_CHILD,
@@ -168,7 +168,7 @@ class KeeperChild:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    async def work(self) -> Moved:
+    async def work(self) -> MoveOutcome:
         """Have it look. Raises: ChildEndedError, OSError."""
         async with child("keeper", self._setup) as running:
             async for message in running.messages():

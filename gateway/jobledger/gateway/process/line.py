@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from jobledger.admin.objects.moved import Moved
+from jobledger.admin.objects.move_outcome import MoveOutcome
 
 _LINE_BYTES_MAX: Final = 1 << 20
 _encode: Final = msgspec.json.Encoder().encode
@@ -49,7 +49,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
     """The keeper has looked once: what it moved, and what kept it from more."""
 
-    moved: Moved
+    moved: MoveOutcome
 
 
 class Lent(msgspec.Struct, frozen=True, kw_only=True, tag="lent"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
+class MoveOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one look led to."""
 
     events: int = 0  #: that were moved
