@@ -17,6 +17,7 @@ from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.admin.verbs.retention import SetRetention, ShowRetention
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import export_name
+from jobledger.audit.archive.plan import unread
 from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.verify import verify
 from jobledger.cli.processes.up import KeeperBeside
@@ -84,6 +85,12 @@ async def run_jobs(ledger: Ledger, count: int, *, size: int = 300) -> None:
     async with working(ledger, work):
         for job in [await ledger.enqueue(work, text="x" * size) for _ in range(count)]:
             await ended(job)
+        last = (await ledger.log.head()).last_sequence
+        async with asyncio.timeout(
+            LIMIT_S
+        ):  # a run is refused while nobody has looked for children that ended
+            while await unread(ledger.log, ledger.inbox, last):
+                await asyncio.sleep(0.02)
 
 
 @pytest.mark.timeout(180)
