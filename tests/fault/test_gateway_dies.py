@@ -59,13 +59,14 @@ import os, socket, sys, anyio
 from pathlib import Path
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.process.children import setup_of
-from jobledger.gateway.process.line import Line
+from jobledger.gateway.process.messages import TO_CHILD
 from jobledger.gateway.process.listener import listen
 from jobledger.gateway.process.gateway_process import Process
 from jobledger.gateway.process.server import Settings
 from jobledger.gateway.process.worker import work
 from jobledger.ledger import connect
 from jobledger.ledger.webhooks.secrets import Secrets
+from jobledger.workers.processes.line import Line
 import msgspec
 
 url, environment, path, port = sys.argv[1:]
@@ -77,7 +78,7 @@ async def serve():
         )
         setup = msgspec.structs.replace(setup_of(ledger, Path(path), "worker"), allow_targets=("127.0.0.0/8",))
         ours, theirs = socket.socketpair()
-        line = await Line.over(ours)
+        line = await Line.over(ours, TO_CHILD)
         with listen("127.0.0.1", int(port), is_shared=True) as bound:
             async with anyio.create_task_group() as group:
                 group.start_soon(work, ledger, setup, line, None)

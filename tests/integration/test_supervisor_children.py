@@ -20,6 +20,23 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 # The supervisor itself, with processes that do as the test says.
 
 
+#: What a program needs to speak over its line as `Parent` does.
+SPEAKING = """
+import json, os, signal, socket, subprocess, sys, time
+
+line = socket.socket(fileno=int(sys.argv[-1].rpartition(':')[2]))
+
+def say(kind, **fields):
+    body = json.dumps({"type": kind, **fields}).encode()
+    line.sendall(len(body).to_bytes(4, "big") + body)
+
+def heard():
+    length = int.from_bytes(line.recv(4, socket.MSG_WAITALL), "big")
+    return json.loads(line.recv(length, socket.MSG_WAITALL)) if length else None
+
+"""
+
+
 class Register:
     """A lease store that notes who was said to be gone, and which of some processes were left then."""
 
@@ -36,9 +53,7 @@ class Register:
 
 def child(body: str) -> list[str]:
     """A program that speaks to its supervisor through `line`."""
-    head = "import os, signal, socket, subprocess, sys, time\n"
-    line = "line = socket.socket(fileno=int(sys.argv[-1].rpartition(':')[2]))\n"
-    return [sys.executable, "-S", "-c", head + line + body]
+    return [sys.executable, "-S", "-c", SPEAKING + body]
 
 
 def supervisor_of(body: str, leases: Register, **options: Any) -> Supervisor:
@@ -51,9 +66,11 @@ async def test_a_lease_is_ended_only_after_everything_of_its_process_is_gone(tmp
     leases = Register()
     supervisor = supervisor_of(
         "helper = subprocess.Popen(['sleep', '1000'])\n"
+        "say('identity', name=f'one-{os.getpid()}')\n"
+        "say('identity', name=f'two-{os.getpid()}')\n"
+        "say('ready')\n"
         f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} {{helper.pid}}\\n')\n"
-        "line.send(f'identity one-{os.getpid()}\\nidentity two-{os.getpid()}\\nready\\n'.encode())\n"
-        "line.recv(100)\n",
+        "heard()\n",
         leases,
         restart_s_first=30.0,
     )
@@ -78,7 +95,9 @@ async def test_a_process_that_does_not_stop_is_killed_and_the_code_tells(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     leases = Register()
-    supervisor = supervisor_of("line.send(b'identity stuck\\nready\\n')\nwhile True: time.sleep(1)\n", leases)
+    supervisor = supervisor_of(
+        "say('identity', name='stuck'); say('ready')\nwhile True: time.sleep(1)\n", leases
+    )
     codes: list[int] = []
 
     async def keep() -> None:
@@ -110,12 +129,12 @@ async def test_a_process_that_cannot_start_ends_everything_with_its_code(
         f"open({str(count)!r}, 'a').write('x')\n"
         f"number = os.path.getsize({str(count)!r})\n"
         f"if number == 1 and {first} is not None: os._exit({first})\n"
-        "if number <= 2: line.send(b'ready\\n')\n"
+        "if number <= 2: say('ready')\n"
         f"if number > 2: os._exit({later})\n"
         "if number == 1:\n"
         f"    while os.path.getsize({str(count)!r}) < 2: time.sleep(0.01)\n"
         "    time.sleep(0.3); os._exit(9)\n"
-        "assert line.recv(100) == b'stop\\n'\n",
+        "assert heard() == {'type': 'stop'}\n",
         Register(),
         processes=2,
         grace_s=5.0,
@@ -128,8 +147,8 @@ async def test_a_process_that_cannot_start_ends_everything_with_its_code(
 async def test_a_cancelled_supervisor_leaves_nobody_behind(tmp_path: Path) -> None:
     supervisor = supervisor_of(
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-        "line.send(b'ready\\n')\n"
-        "assert line.recv(100) == b'stop\\n'\n"
+        "say('ready')\n"
+        "assert heard() == {'type': 'stop'}\n"
         f"open({str(tmp_path / 'stopped')!r}, 'w')\n",
         Register(),
         grace_s=5.0,
@@ -149,7 +168,7 @@ async def test_pauses_grow_to_their_limit_and_begin_anew_after_a_healthy_life(
     count = tmp_path / "count"
     supervisor = supervisor_of(
         f"open({str(count)!r}, 'a').write('x')\n"
-        "line.send(b'ready\\n')\n"
+        "say('ready')\n"
         f"time.sleep(2.5 if os.path.getsize({str(count)!r}) == 4 else 0.06)\n"
         "os._exit(9)\n",
         Register(),

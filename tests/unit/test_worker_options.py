@@ -11,7 +11,8 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.processes.options import weighted
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers import WorkerConfig
-from jobledger.workers.supervision.supervisor import SupervisorConfig, how_ended
+from jobledger.workers.processes.child import how_ended
+from jobledger.workers.supervision.supervisor import SupervisorConfig
 
 
 @each_row(
@@ -59,11 +60,15 @@ def test_a_supervisor_refuses_settings_that_cannot_work(settings: dict[str, Any]
         SupervisorConfig(**settings)
 
 
-def test_pauses_double_up_to_their_limit() -> None:
-    config = SupervisorConfig()
-    assert [config.pause_s(deaths) for deaths in (1, 2, 3, 4, 9, 10, 10**6)] == [
-        *(0.1, 0.2, 0.4, 0.8, 25.6, 30.0, 30.0)
-    ]
+def test_pauses_double_up_to_their_limit_and_begin_again_after_a_good_life() -> None:
+    restarts = SupervisorConfig().restarts()
+    pauses = [restarts.pause_s() for _ in range(100)]
+    assert pauses[:4] + pauses[8:10] + pauses[-1:] == [0.1, 0.2, 0.4, 0.8, 25.6, 30.0, 30.0]
+    assert [restarts.pause_s(lived_s) for lived_s in (9.9, 10.0, 9.9)] == [30.0, 0.1, 0.2]
+    restarts.forget()
+    assert restarts.pause_s() == 0.1
+    restarts.ends = 10**6
+    assert restarts.pause_s() == 30.0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from jobledger.ledger.nats.connection import Connection
+from jobledger.workers.processes.restarts import Restarts
 
 logger = logging.getLogger("jobledger.workers.services")
 
@@ -30,7 +31,7 @@ async def outlive(
 
     Raises: what is `fatal`.
     """
-    pause_s = _RESTART_S_FIRST
+    restarts = Restarts(first_s=_RESTART_S_FIRST, max_s=_RESTART_S_MAX, healthy_s=_RESTART_S_MAX)
     while True:
         began_at = connection.loop.time()
         try:
@@ -46,10 +47,7 @@ async def outlive(
             if connection.is_closed:
                 return
             _tell(connection, name, error)
-        if connection.loop.time() - began_at > _RESTART_S_MAX:
-            pause_s = _RESTART_S_FIRST
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _RESTART_S_MAX)
+        await asyncio.sleep(restarts.pause_s(connection.loop.time() - began_at))
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:

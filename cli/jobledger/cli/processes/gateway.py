@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -36,7 +37,8 @@ from jobledger.ledger.access.account import ACCOUNT_FILE
 from jobledger.ledger.model.errors import ConfigurationError, NoDataFolderError
 from jobledger.ledger.webhooks.secrets import Secrets
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
-from jobledger.workers.supervision.supervised import Parent
+from jobledger.workers.processes.child import python
+from jobledger.workers.processes.parent import Parent
 from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
 
 if TYPE_CHECKING:
@@ -210,7 +212,8 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
     if plan.parent is not None:
         # The supervisor made the ledger: one that was deleted since must not come back empty. It also restarts us.
         cli.target = msgspec.structs.replace(cli.target, create=False, wait_for_server_s=0.0)
-    async with stoppable() as stopping, cli.ledger() as ledger:
+    spoken = contextlib.nullcontext() if plan.parent is None else plan.parent.connected()
+    async with stoppable() as stopping, spoken, cli.ledger() as ledger:
         with (
             listen(settings.host, settings.port, is_shared=plan.parent is not None)
             if settings.listening is None
@@ -277,16 +280,18 @@ def _heed(
 
     stopping.act = on_signal if plan.parent is None else once
     if plan.parent is not None:
-        group.start_soon(plan.parent.watch, once, at_once)
+        # `jobledger up` gave us its socket: with it go the projection's follower, and maybe the server.
+        gone = once if plan.settings.listening is None else at_once
+        group.start_soon(plan.parent.watch, once, at_once, gone)
     if plan.flags.until_eof:
         group.start_soon(when_stdin_ends, at_once)
 
 
 def _say_ready(output: Output, bound: socket.socket, path: Path, plan: _Plan, *, takes_account: bool) -> None:
-    if plan.parent is not None:
-        plan.parent.ready()
-        return
     entrance = _entrance(bound, plan, takes_account=takes_account)
+    if plan.parent is not None:
+        plan.parent.ready(msgspec.to_builtins(entrance))
+        return
     with output.telling():
         if output.as_json:
             output.object(msgspec.to_builtins(entrance), projection=str(path), pid=os.getpid())
@@ -354,6 +359,5 @@ async def _no_lease(_identity: str) -> bool:
 
 def _command(host: str, port: int) -> list[str]:
     """Return the command of one process: our own with the address that we hold, and without --until-eof."""
-    # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
     own_words = [word for word in sys.argv[1:] if word != "--until-eof"]
-    return [sys.executable, "-P", "-m", "jobledger.cli", *own_words, "--host", host, "--port", str(port)]
+    return python("jobledger.cli", *own_words, "--host", host, "--port", str(port))

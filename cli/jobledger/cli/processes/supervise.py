@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import Target, opened, run, stoppable, until_closed
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.workers import WorkerConfig
+from jobledger.workers.processes.child import python
 from jobledger.workers.supervision.reload import SourceWatch, source_folders
 from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
 
@@ -65,8 +65,7 @@ def supervise(
 def _command(
     output: Output, target: Target, config: WorkerConfig, crew: Crew, switches: Sequence[str]
 ) -> list[str]:
-    # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
-    words = [sys.executable, "-P", "-m", "jobledger.cli", *switches, "worker"]
+    words = python("jobledger.cli", *switches, "worker")
     for option, values in (("--app", crew.modules), ("--queue", crew.queues)):
         for value in values:
             words += [option, value]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -32,14 +33,17 @@ from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Target, load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.errors import PortInUseError
+from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.nats.access import NO_ACCESS
 from jobledger.ledger.nats.addresses import holds_secret, shown
 from jobledger.ledger.server import Durability, EmbeddedServer
 from jobledger.projections import Projector, Snapshots
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
+from jobledger.workers.processes.child import Child, how_ended, python
+from jobledger.workers.processes.messages import Stop
+from jobledger.workers.processes.parent import FROM_SUPERVISED, SaidBySupervised, supervised
 from jobledger.workers.services import outlive
-from jobledger.workers.supervision.supervisor import how_ended
 
 # A gateway beside another command: `jobledger gateway` as its child, which ends with it.
 
@@ -62,30 +66,30 @@ class Beside:
             "JOBLEDGER_NO_SCHEDULES": "1",
             "JOBLEDGER_NO_ACCESS_LOG": "0" if access_log else "1",
         }
-        # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
         self._command = [
-            *(sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "gateway", "--json"),
-            *("--projection", str(projection.absolute()), "--no-projector", "--until-eof"),
+            *python("jobledger.cli", "--log-format", log_format(), "gateway"),
+            *("--projection", str(projection.absolute()), "--no-projector"),
             *(("--environment", target.environment) if target.environment else ()),
+            *("--listening", str(listening.fileno())),
         ]
-        self._process: asyncio.subprocess.Process | None = None
+        self._identity = new_identity()
+        self._child: Child[SaidBySupervised] | None = None
 
     async def start(self) -> None:
         """Start it, and wait until it answers. Raises: ServerEndedError; its own words are on stderr."""
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command,
-            *("--listening", str(self._listening.fileno())),
-            env=self._environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        await self.stop()  # what is left of one that has ended
+        self._child = child = await Child[SaidBySupervised].start(
+            lambda line: (*self._command, *supervised(self._identity, line)),
+            FROM_SUPERVISED,
+            what="gateway process",
+            environment=self._environment,
             pass_fds=(self._listening.fileno(),),
-            start_new_session=True,  # Ctrl-C reaches us alone, and we stop in order
+            stdout=subprocess.DEVNULL,
         )
-        assert process.stdout is not None, "it is a pipe"
-        with anyio.move_on_after(_START_S):
-            if line := await process.stdout.readline():
-                self.entrance = msgspec.json.decode(line, type=Entrance)
-                _log.info("the gateway of process %d answers at %s", process.pid, self.entrance.gateway)
+        with contextlib.suppress(TimeoutError):
+            if ready := await child.until_ready(_START_S):
+                self.entrance = msgspec.convert(ready.facts, Entrance)
+                _log.info("the gateway of process %d answers at %s", child.pid, self.entrance.gateway)
                 return
         raise ServerEndedError(
             "the gateway did not start: its own words are above; --no-gateway does without"
@@ -93,15 +97,20 @@ class Beside:
 
     async def keep(self) -> None:
         """Start the child again if it has ended, then wait until it ends by itself. Raises: ServerEndedError."""
-        if self._process is None or self._process.returncode is not None:
+        if self._child is None or self._child.has_ended:
             await self.start()
-        assert self._process is not None, "it was started"
-        raise ServerEndedError(f"its process {how_ended(await self._process.wait())}")
+        assert self._child is not None, "it was started"
+        async for _ in self._child.messages():  # its event loop runs
+            pass
+        await self._child.until_ended()
+        raise ServerEndedError(f"its process {how_ended(self._child.reap())}")
 
     async def stop(self) -> None:
-        """Close the child's stdin, at which it ends; kill it if it stays."""
-        if self._process is not None:
-            await _end(self._process)
+        """Ask the child to end at once; kill it if it stays."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.send(Stop(at_once=True))
+            await child.leave(_FAREWELL_S)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

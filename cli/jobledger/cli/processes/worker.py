@@ -38,7 +38,7 @@ from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.idle import until_idle
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
-from jobledger.workers.supervision.supervised import Parent
+from jobledger.workers.processes.parent import Parent
 
 
 @command(
@@ -135,7 +135,8 @@ async def work(  # noqa: PLR0917 - what it was told
         log_what_nobody_catches(ledger.connection.loop)
         made = Worker(ledger, registry, config, announce=parent.announce if parent is not None else None)
         name_worker(made.name)
-        async with _shown(output, ledger, made, exposure):
+        spoken = contextlib.nullcontext() if parent is None else parent.connected()
+        async with spoken, _shown(output, ledger, made, exposure):
             await _run(output, ledger, made, parent, stopping, ends)
 
 

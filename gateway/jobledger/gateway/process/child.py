@@ -19,15 +19,17 @@ from typing import Final
 import anyio
 from anyio.abc import ObjectReceiveStream
 
-from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Relay, Setup, ToChild
+from jobledger.gateway.process.messages import TO_CHILD, Setup, ToChild, ToGateway
 from jobledger.gateway.process.stepping_back import step_back
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.projections.errors import ProjectionError
+from jobledger.workers.processes.line import Line
+from jobledger.workers.processes.messages import Fault
 
 #: Does its work until cancelled; given what the gateway asks, in order.
-Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
+Program = Callable[[Ledger, Setup, ToGateway, ObjectReceiveStream[ToChild]], Awaitable[None]]
 
 #: The nice value of each: where processors are scarce, requests and appends come first, then lists, then the past.
 _NICE: Final[Mapping[str, int]] = {"projector": 5, "keeper": 10, "past": 10}
@@ -60,9 +62,9 @@ def _program(name: str) -> Program:
 
 async def run(program: Program, end: socket.socket) -> int:
     """Work until the line ends, and return the exit code."""
-    line = await Line.over(end)
+    line = await Line[ToChild].over(end, TO_CHILD)
     codes: list[int] = []
-    async with contextlib.aclosing(line.messages(TO_CHILD)) as messages:
+    async with contextlib.aclosing(line.messages()) as messages:
         setup = await anext(messages, None)
         if setup is None:
             return 0  # the gateway went away at once
@@ -83,20 +85,22 @@ async def run(program: Program, end: socket.socket) -> int:
     return codes[0] if codes else 0
 
 
-async def _work(program: Program, setup: Setup, line: Line, requests: ObjectReceiveStream[ToChild]) -> int:
+async def _work(
+    program: Program, setup: Setup, line: ToGateway, requests: ObjectReceiveStream[ToChild]
+) -> int:
     try:
         async with connect(**setup.connection) as ledger:
             await program(ledger, setup, line, requests)
     except Exception as error:  # whatever it is, the gateway says so and begins again
         if not isinstance(error, LedgerError | ProjectionError | ConnectionLostError | OSError):
             _logger.exception("a child process of the gateway failed")
-        line.send(Failed(sentence=str(error) or "the connection to the server was lost"))
+        line.send(Fault(sentence=str(error) or "the connection to the server was lost"))
     return _FAILED_CODE
 
 
-def _set_up_logs(line: Line, setup: Setup) -> None:
+def _set_up_logs(line: ToGateway, setup: Setup) -> None:
     root = logging.getLogger()
-    root.handlers[:] = [Relay(line)]
+    root.handlers[:] = [line.relay()]
     logging.getLogger("jobledger").setLevel(setup.log_level)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
@@ -17,20 +15,11 @@ import msgspec
 
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.gateway.hooks.addresses import networks
-from jobledger.gateway.process.line import (
-    FROM_CHILD,
-    Failed,
-    FromChild,
-    Line,
-    Logged,
-    Looked,
-    Ready,
-    Setup,
-    ToChild,
-)
+from jobledger.gateway.process.messages import FROM_CHILD, FromChild, Looked, Setup
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.workers.supervision.supervisor import how_ended
+from jobledger.workers.processes.child import Child, how_ended, python
+from jobledger.workers.processes.messages import Ready
 
 #: A child that has not ended this long after the line was closed is killed.
 _FAREWELL_S: Final = 2.0
@@ -45,73 +34,35 @@ class ChildEndedError(Exception):
         self.how = f"{how}; the log of the gateway says why" if why else how
 
 
-class Child:
-    """A running child."""
-
-    def __init__(self, name: str, process: asyncio.subprocess.Process, line: Line) -> None:
-        self.name = name
-        self.pid = process.pid
-        self._process = process
-        self._line = line
-
-    def send(self, message: ToChild) -> None:
-        """Ask something of it."""
-        self._line.send(message)
-
-    async def messages(self) -> AsyncGenerator[FromChild, None]:
-        """Yield what it says, but for lines of its log, which go to ours.
-
-        Raises: ChildEndedError once it has ended.
-        """
-        why = ""
-        async for message in self._line.messages(FROM_CHILD):
-            if isinstance(message, Logged):
-                logging.getLogger(message.logger).log(message.level, "%s", message.text)
-            elif isinstance(message, Failed):
-                why = message.sentence
-            else:
-                yield message
-        code = await self._process.wait()
-        raise ChildEndedError(f"process {self.pid} {how_ended(code)}", why)
-
-    async def end(self) -> None:
-        """Let it go, kill it if it stays, and reap it."""
-        await self._line.close()
-        with anyio.move_on_after(_FAREWELL_S):
-            await self._process.wait()
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-
-
 @contextlib.asynccontextmanager
-async def child(name: str, setup: Setup) -> AsyncGenerator[Child, None]:
+async def child(name: str, setup: Setup) -> AsyncGenerator[Child[FromChild], None]:
     """Run a program of `child` for the length of the block.
 
     Raises: OSError where no process can be started.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        line = await Line.over(ours)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "jobledger.gateway.process.child", name, str(theirs.fileno())),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches the gateway alone
-            )
-        except BaseException:  # cancelled, too: no process was started, so nobody else closes our end
-            await line.close()
-            raise
-    started = Child(name, process, line)
+    started = await Child[FromChild].start(
+        lambda line: python("jobledger.gateway.process.child", name, str(line)),
+        FROM_CHILD,
+        what=f"process {name} of the gateway",
+        stdout=subprocess.DEVNULL,
+    )
     try:
         started.send(setup)
         yield started
     finally:
         with anyio.CancelScope(shield=True):  # bounded by the farewell
-            await started.end()
+            await started.leave(_FAREWELL_S)
+
+
+async def messages(running: Child[FromChild]) -> AsyncGenerator[FromChild, None]:
+    """Yield what a child says.
+
+    Raises: ChildEndedError once it has ended.
+    """
+    async for message in running.messages():
+        yield message
+    await running.until_ended()
+    raise ChildEndedError(f"process {running.pid} {how_ended(running.reap())}", running.fault)
 
 
 def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
@@ -155,7 +106,7 @@ class WorkerChild:
     async def run(self) -> None:
         """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
         async with child("worker", self._setup) as running:
-            async for message in running.messages():
+            async for message in messages(running):
                 if isinstance(message, Ready):
                     logging.getLogger("jobledger.gateway.process").debug(
                         "the gateway's own worker takes jobs"
@@ -171,7 +122,7 @@ class KeeperChild:
     async def work(self) -> MoveOutcome:
         """Have it look. Raises: ChildEndedError, OSError."""
         async with child("keeper", self._setup) as running:
-            async for message in running.messages():
+            async for message in messages(running):
                 if isinstance(message, Looked):
                     return message.moved
         raise AssertionError("its messages end with an error")
@@ -189,7 +140,7 @@ class ProjectorChild:
         """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
         try:
             async with child("projector", self._setup) as running:
-                async for message in running.messages():
+                async for message in messages(running):
                     if isinstance(message, Ready):
                         self.problem = ""
                         self.begun.set()

@@ -7,12 +7,12 @@ from pathlib import Path
 from anyio.abc import ObjectReceiveStream
 
 from jobledger.admin.keeper import move, retention_of
-from jobledger.gateway.process.line import Line, Looked, Setup, ToChild
+from jobledger.gateway.process.messages import Looked, Setup, ToChild, ToGateway
 from jobledger.ledger import Ledger
 
 
 async def move_events(
-    ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]
+    ledger: Ledger, setup: Setup, line: ToGateway, _requests: ObjectReceiveStream[ToChild]
 ) -> None:
     """Look once, and say what came of it. Raises: UnreachableError, what a look raises."""
     moved = await move(ledger, Path(setup.projection), await retention_of(ledger))

@@ -11,12 +11,13 @@ from typing import Final
 import msgspec
 
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.process.children import Child, child
-from jobledger.gateway.process.line import GiveBack, Lent, NotLent, Setup, Want
+from jobledger.gateway.process.children import child, messages
+from jobledger.gateway.process.messages import FromChild, GiveBack, Lent, NotLent, Setup, Want
 from jobledger.gateway.process.past_rows import folder_of, remove_those_of_the_dead
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.projections import ProjectionError, Store
+from jobledger.workers.processes.child import Child
 
 _WAIT_S: Final = 60.0
 #: Events that the child asks the server for at a time. To send 2,048 keeps the server busy for 10 ms, in which it answers
@@ -40,7 +41,7 @@ class PastViews:
             setup, connection={**setup.connection, "prefetch_max": _PREFETCH}
         )
         self._asked = asyncio.Event()
-        self._child: Child | None = None
+        self._child: Child[FromChild] | None = None
         self._wanted: dict[int, _WantedMoment] = {}
 
     async def run(self) -> None:
@@ -51,7 +52,7 @@ class PastViews:
                 self._child = running
                 for sequence in self._wanted:
                     running.send(Want(stream_sequence=sequence))
-                async for message in running.messages():
+                async for message in messages(running):
                     if isinstance(message, Lent | NotLent):
                         self._answer(running, message)
         finally:
@@ -59,7 +60,7 @@ class PastViews:
             self._give_up()
             remove_those_of_the_dead(folder_of(Path(self._setup.projection)))
 
-    def _answer(self, running: Child, message: Lent | NotLent) -> None:
+    def _answer(self, running: Child[FromChild], message: Lent | NotLent) -> None:
         wanted = self._wanted.pop(message.stream_sequence)
         if isinstance(message, NotLent):
             is_server = message.reason == "server"

@@ -17,13 +17,14 @@ from typing import Final
 
 from anyio.abc import ObjectReceiveStream
 
-from jobledger.gateway.process.line import GiveBack, Lent, Line, NotLent, Ready, Setup, ToChild, Want
+from jobledger.gateway.process.messages import GiveBack, Lent, NotLent, Setup, ToChild, ToGateway, Want
 from jobledger.ledger import Ledger
 from jobledger.ledger.files import make_folder, open_to_lock
 from jobledger.ledger.model.errors import LedgerError, UnreachableError
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.projections import ProjectionError, Snapshots, refuse_archived
 from jobledger.projections.past_files import PastFiles
+from jobledger.workers.processes.messages import Ready
 
 KEPT_MAX: Final = 4
 _LOCK: Final = ".lock"
@@ -34,7 +35,7 @@ def folder_of(projection: Path) -> Path:
     return projection.with_name(f"{projection.name}.past")
 
 
-async def lend(ledger: Ledger, setup: Setup, line: Line, requests: ObjectReceiveStream[ToChild]) -> None:
+async def lend(ledger: Ledger, setup: Setup, line: ToGateway, requests: ObjectReceiveStream[ToChild]) -> None:
     """Lend the files that are wanted until cancelled."""
     path = Path(setup.projection)
     with _folder(folder_of(path)) as folder:

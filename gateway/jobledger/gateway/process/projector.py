@@ -6,12 +6,15 @@ from pathlib import Path
 
 from anyio.abc import ObjectReceiveStream
 
-from jobledger.gateway.process.line import Line, Ready, Setup, ToChild
+from jobledger.gateway.process.messages import Setup, ToChild, ToGateway
 from jobledger.ledger import Ledger
 from jobledger.projections import Projector, Snapshots
+from jobledger.workers.processes.messages import Ready
 
 
-async def project(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]) -> None:
+async def project(
+    ledger: Ledger, setup: Setup, line: ToGateway, _requests: ObjectReceiveStream[ToChild]
+) -> None:
     """Follow until cancelled; say so once the file is there.
 
     Raises: ProjectionError, and what `Log.read` raises.

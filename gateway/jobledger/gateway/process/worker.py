@@ -18,11 +18,12 @@ from jobledger.gateway.acts.verification import verify_task
 from jobledger.gateway.hooks.addresses import Targets, networks
 from jobledger.gateway.hooks.deliver import DeliverySender, deliver_task
 from jobledger.gateway.hooks.poster import Poster
-from jobledger.gateway.process.line import Line, Ready, Setup, ToChild
+from jobledger.gateway.process.messages import Setup, ToChild, ToGateway
 from jobledger.ledger import Ledger, Task, TaskRegistry
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.webhooks.secrets import Secrets
 from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.processes.messages import Ready
 from jobledger.workers.reactors.reactor import host
 from jobledger.workers.reactors.webhooks import WebhookReactor
 
@@ -36,7 +37,9 @@ def own_tasks(setup: Setup) -> list[Task[..., Any]]:
     return [deliver_task(DeliverySender(poster, secrets)), bulk_act, verify_task(Path(setup.projection))]
 
 
-async def work(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]) -> None:
+async def work(
+    ledger: Ledger, setup: Setup, line: ToGateway, _requests: ObjectReceiveStream[ToChild]
+) -> None:
     """Work until cancelled; say so once jobs are taken. Raises: LedgerError, ConnectionLostError."""
     config = WorkerConfig(queues=(DELIVERIES_QUEUE, QUEUE), concurrency=_CONCURRENCY, schedules=False)
     worker = Worker(ledger, TaskRegistry(own_tasks(setup)), config)

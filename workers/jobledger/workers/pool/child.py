@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import io
 import logging
@@ -47,7 +48,7 @@ from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import within
 from jobledger.workers.pool.messages import (
     ENGINE,
-    HEADER_BYTES,
+    TO_CHILD,
     WISHES,
     Answer,
     Call,
@@ -55,20 +56,24 @@ from jobledger.workers.pool.messages import (
     Failure,
     FromChild,
     Heartbeat,
-    Logged,
-    NotReady,
     Progress,
-    Ready,
     ReturnedValue,
     ReturnedWish,
     Setup,
     ToChild,
-    read_to_child,
     to_exception,
-    to_frame,
 )
 from jobledger.workers.pool.own_ledger import OwnLedger
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
+from jobledger.workers.processes.messages import (
+    HEADER_BYTES,
+    Fault,
+    LogLine,
+    Ready,
+    Relay,
+    read_body,
+    to_frame,
+)
 from jobledger.workers.retry_policy import describe, error_info
 
 if TYPE_CHECKING:
@@ -82,8 +87,6 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG: Final = 1
 _PROGRESS_EVERY_S: Final = 0.05
 _HEARTBEAT_EVERY_S: Final = 0.05
-_LOG_TEXT_MAX: Final = 8_000
-_NAME_MAX: Final = 200
 _OWN_MODULES: Final = frozenset(
     {"__main__", "jobledger.workers.pool.child", "asyncio.runners", "asyncio.base_events"}
 )
@@ -122,7 +125,7 @@ class Link:
         header = self._incoming.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
             return None
-        return read_to_child(self._incoming.read(int.from_bytes(header, "big")))
+        return read_body(self._incoming.read(int.from_bytes(header, "big")), TO_CHILD)
 
     def abandon(self) -> None:
         """Close the socket in a fork, so that the worker sees when this process has ended."""
@@ -229,35 +232,6 @@ class _CallChannel:
             self._tell_progress()
             with self._exchange:
                 self._closed = True
-
-
-class _Relay(logging.Handler):
-    """Hands every record to the worker, which decides where it goes."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self._link = link
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text, name = _sendable(self.format(record), _LOG_TEXT_MAX), _sendable(record.name, _NAME_MAX)
-            self._link.send(Logged(logger=name, level=record.levelno, text=text, of_call=_call_number()))
-        except Exception:  # noqa: BLE001 - logging's own rule: a record that cannot be shown harms nobody
-            self.handleError(record)
-
-    def tell_print(self, text: str) -> None:
-        """Hand over what a task printed; a line to a worker that is gone is lost."""
-        with contextlib.suppress(OSError):
-            words = _sendable(text, _LOG_TEXT_MAX)
-            self._link.send(
-                Logged(
-                    logger=prints.LOGGER, level=logging.INFO, text=words, of_call=_call_number(), printed=True
-                )
-            )
-
-
-def _sendable(text: str, length_max: int) -> str:
-    return text[:length_max].encode("utf-8", "replace").decode()
 
 
 def _call_number() -> int:
@@ -423,13 +397,18 @@ def _limit_memory(setup: Setup) -> None:
 def _set_up_logs(link: Link, setup: Setup) -> None:
     log_what_nobody_catches()
     root = logging.getLogger()
-    relay = _Relay(link)
-    root.handlers[:] = [relay]
+    root.handlers[:] = [Relay(link.send, _call_number)]
     root.setLevel(setup.log_level)
     for name, level in {**setup.log_levels, "jobledger.task": setup.task_log_level}.items():
         logging.getLogger(name).setLevel(level)
     if setup.log_prints:
-        prints.listen(relay.tell_print)
+        prints.listen(functools.partial(_tell_print, link))
+
+
+def _tell_print(link: Link, text: str) -> None:
+    """Hand over what a task printed; a line to a worker that is gone is lost."""
+    with contextlib.suppress(OSError):
+        link.send(LogLine.of(prints.LOGGER, logging.INFO, text, of_call=_call_number(), printed=True))
 
 
 def _load(link: Link, setup: Setup) -> TaskRegistry:
@@ -438,7 +417,7 @@ def _load(link: Link, setup: Setup) -> TaskRegistry:
     try:
         return TaskRegistry.load(setup.modules)
     except BaseException as error:  # noqa: BLE001 - whatever the user's module does while it is imported
-        link.send(NotReady(_load_failure(setup, error)))
+        link.send(Fault(sentence=_load_failure(setup, error)))
     sys.exit(_NOT_READY_CODE)
 
 

@@ -1,7 +1,6 @@
-"""What a worker and the processes of its pool say to each other: the messages, and the frames that carry them.
+"""What a worker and the processes of its pool say to each other, beside what all processes and their parents do.
 
-A frame is a length of four bytes, big-endian, and that many bytes of JSON. No pickle: a process whose task went wrong
-can send a false message, but cannot make the worker run anything. Knows neither processes nor event loops.
+Knows neither processes nor event loops.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError, StaleClaimError, UnreachableError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.inputs import finite
+from jobledger.workers.processes.messages import BrokenFrameError, Fault, LogLine, Ready
 
-HEADER_BYTES: Final = 4
 #: The module of jobledger's own steps: a process can call them without a module of the application.
 ENGINE: Final = "jobledger.workers.runs.engine"
 #: What a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
@@ -118,16 +117,6 @@ ToChild = Setup | Call | Answer
 # From the process.
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The tasks are loaded."""
-
-
-class NotReady(msgspec.Struct, frozen=True, tag="not_ready"):
-    """The tasks cannot be loaded; the process ends."""
-
-    sentence: str
-
-
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The task called `Context.heartbeat`."""
 
@@ -159,16 +148,6 @@ class CheckpointAsked(msgspec.Struct, frozen=True, tag="checkpoint"):
     value: msgspec.Raw
 
 
-class Logged(msgspec.Struct, frozen=True, kw_only=True, tag="logged", omit_defaults=True):
-    """A log record: its text as formatted, none of its arguments."""
-
-    logger: str
-    level: int
-    text: str
-    of_call: int = 0  #: number of the call whose code made it; 0: none is known
-    printed: bool = False  #: True: the code printed the text, and `Setup.log_prints` asked for it
-
-
 class ReturnedValue(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
     """The task returned, and this is its value."""
 
@@ -193,60 +172,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 FromChild = (
-    Ready
-    | NotReady
-    | Heartbeat
-    | Progress
-    | CheckpointAsked
-    | Logged
-    | ReturnedValue
-    | ReturnedWish
-    | Failure
+    Ready | Fault | LogLine | Heartbeat | Progress | CheckpointAsked | ReturnedValue | ReturnedWish | Failure
 )
 
-_to_child: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
-_from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
-_encoder = msgspec.json.Encoder()
+TO_CHILD: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
+FROM_CHILD: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)
 
 Wish = outcome.Wish
 WISHES: Final[dict[str, type[Wish]]] = {each.__name__: each for each in outcome.WISHES}
-
-
-class BrokenFrameError(Exception):
-    """The other side sent bytes that are no message, or too many."""
-
-
-def to_frame(message: ToChild | FromChild) -> bytes:
-    """Return header and body."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
-def body_bytes(header: bytes, limit: int) -> int:
-    """Return the length that a header names.
-
-    Raises: BrokenFrameError above the limit.
-    """
-    length = int.from_bytes(header, "big")
-    if length > limit:
-        raise BrokenFrameError(f"it announced a frame of {length:,} bytes, and the limit is {limit:,}")
-    return length
-
-
-def read_from_child(body: bytes) -> FromChild:
-    """Return the message in a frame's body.
-
-    Raises: BrokenFrameError.
-    """
-    try:
-        return _from_child.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise BrokenFrameError(f"it sent a frame that is no message: {error}") from error
-
-
-def read_to_child(body: bytes) -> ToChild:
-    """Return the message in a frame's body; what the worker sends is not checked."""
-    return _to_child.decode(body)
 
 
 def read_wish(message: ReturnedWish) -> Wish:

@@ -21,7 +21,6 @@ import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError, LedgerError, PayloadTooLargeError
 from jobledger.workers.pool.child_process import (
-    KILL_LIMIT_S,
     ChildProcess,
     ChildStartError,
     Listener,
@@ -31,6 +30,8 @@ from jobledger.workers.pool.child_process import (
     TaskValue,
 )
 from jobledger.workers.pool.messages import Call, Setup
+from jobledger.workers.processes.child import KILL_LIMIT_S
+from jobledger.workers.processes.restarts import Restarts
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -136,7 +137,7 @@ class ProcessPool:
         self._refusing = False
         self._closed = False
         self._ticking: asyncio.Task[None] | None = None
-        self._pause_s = 0.0  #: 0 after a good start
+        self._restarts = Restarts(first_s=_PAUSE_FIRST_S, max_s=_PAUSE_MAX_S)
         self._may_start_at = 0.0
         self._start_error: ChildStartError | None = None
         self._next_start: asyncio.TimerHandle | None = None
@@ -276,7 +277,7 @@ class ProcessPool:
 
     async def _start(self) -> None:
         child = await ChildProcess.start(self._setup(), limit_s=self._config.start_s)
-        self._pause_s = 0.0
+        self._restarts.forget()
         self._children.add(child)
         child.ended.add_done_callback(lambda _: self._on_end(child))
         self.give_back(child)
@@ -293,10 +294,10 @@ class ProcessPool:
             error = ChildStartError(f"no process can be started for tasks: {type(error).__name__}")
         now = asyncio.get_running_loop().time()
         if now >= self._may_start_at:  # several that failed together count as one
-            self._pause_s = min(max(2 * self._pause_s, _PAUSE_FIRST_S), _PAUSE_MAX_S)
-            self._may_start_at = now + self._pause_s
+            pause_s = self._restarts.pause_s()
+            self._may_start_at = now + pause_s
             self._start_error = error
-            logger.error("%s; the next try is in %g s at the earliest", error, self._pause_s)
+            logger.error("%s; the next try is in %g s at the earliest", error, pause_s)
         self._grow()
 
     def _refuse_the_waiting(self) -> None:

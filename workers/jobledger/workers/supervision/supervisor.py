@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
-import signal
-import socket
-import subprocess
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
@@ -23,14 +19,16 @@ import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError, LedgerError
 from jobledger.ledger.model.identity import new_identity
-from jobledger.workers.supervision.supervised import BEAT_S, IDENTITY, NOW, READY, STOP, Lines
+from jobledger.workers.processes.child import POLL_S, START_ERRORS, Child, how_ended
+from jobledger.workers.processes.messages import Identity, Ready, Stop
+from jobledger.workers.processes.parent import BEAT_S, FROM_SUPERVISED, SaidBySupervised, supervised
+from jobledger.workers.processes.restarts import Restarts
 
 logger = logging.getLogger("jobledger.workers.supervision.supervisor")
 
 #: The exit code of a child whose configuration cannot work: another start would end the same.
 CONFIGURATION_CODE: Final = 2
 PROCESSES_MAX: Final = 256
-_POLL_S: Final = 0.05
 _IDENTITIES_MAX: Final = 4  #: of one child, the newest; older leases have expired
 _GROUP_GONE_S: Final = 5.0
 #: For processes that lead groups of their own and that the kernel kills when their worker dies, as those of a pool.
@@ -75,87 +73,28 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             message = f"silence_s must be at least {_SILENCE_S_MIN:g}, got {self.silence_s!r}"
             raise ConfigurationError(message)
 
-    def pause_s(self, deaths: int) -> float:
-        """Return how long to wait after `deaths` deaths in a row, from 1 on."""
-        return min(self.restart_s_max, self.restart_s_first * 2.0 ** min(deaths - 1, 30))
+    def restarts(self) -> Restarts:
+        """Return the pauses of one place."""
+        return Restarts(first_s=self.restart_s_first, max_s=self.restart_s_max, healthy_s=self.healthy_s)
 
 
-class Child:
-    """One process under supervision, leader of a process group of its own."""
+class WorkerProcess(msgspec.Struct, eq=False):
+    """One process under supervision."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], supervisor: str) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - the caller's own program
-                    [*command, "--supervised", f"{supervisor}:{theirs.fileno()}"],
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # Ctrl-C reaches the supervisor alone, and the group can be ended as one
-                )
-            except BaseException:  # Ctrl-C, too: without a process nobody else closes our end
-                ours.close()
-                raise
-        self._lines = Lines(ours)
-        self.started_at = anyio.current_time()
-        self.kill_at = math.inf
-        self.identities: deque[str] = deque(maxlen=_IDENTITIES_MAX)
-        self.heard_at = self.started_at
-        self.is_ready = False
-        self.is_replaced = False  #: it was asked to make room for a successor
+    child: Child[SaidBySupervised]
+    #: Under which it took leases, the newest.
+    identities: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=_IDENTITIES_MAX))
+    is_replaced: bool = False  #: it was asked to make room for a successor
 
-    @property
-    def pid(self) -> int:
-        """The process id, which is also the number of its group."""
-        return self._process.pid
 
-    def hear(self) -> None:
-        """Note what the child has told since the last call."""
-        for line in self._lines.read():
-            self.heard_at = anyio.current_time()
-            word, _, name = line.partition(" ")
-            if word == IDENTITY and name not in self.identities:
-                self.identities.append(name)
-            elif word == READY:
-                self.is_ready = True
-
-    def ask(self, word: str, limit_s: float) -> None:
-        """Tell the child to stop; it may be killed after `limit_s`, or sooner if an earlier word allowed that."""
-        self._lines.send(word)
-        self.kill_at = min(self.kill_at, anyio.current_time() + limit_s)
-
-    def kill(self) -> None:
-        """Kill it and its process group. Only before `bury`: later the number may belong to another process."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.kill_at = math.inf
-
-    def has_ended(self) -> bool:
-        """Return whether the process has ended; it is not reaped yet, so no other process gets its number."""
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            return self._process.poll() is not None
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            return os.waitid(os.P_PID, self.pid, options) is not None
-        except ChildProcessError:  # another part of this program reaps every child
-            return True
-
-    def bury(self) -> int:
-        """Kill what is left of its group, reap it, and return its exit code, negative for a signal."""
-        self.kill()
-        code = self._process.wait()
-        self._lines.socket.close()
-        return code
-
-    async def group_gone(self) -> bool:
-        """Wait until nothing of the buried child's group is left; return False if that takes too long."""
-        with anyio.move_on_after(_GROUP_GONE_S):
-            while True:
-                if not _lives(self.pid):
-                    return True
-                await anyio.sleep(_POLL_S)
-        return False
+async def _group_gone(group: int) -> bool:
+    """Wait until nothing of a reaped process's group is left; return False if that takes too long."""
+    with anyio.move_on_after(_GROUP_GONE_S):
+        while True:
+            if not _lives(group):
+                return True
+            await anyio.sleep(POLL_S)
+    return False
 
 
 def _lives(group: int) -> bool:
@@ -198,7 +137,7 @@ class Supervisor:
         self._config = config
         self._environment = dict(environment)
         self.identity = new_identity()
-        self._children: set[Child] = set()
+        self._processes: set[WorkerProcess] = set()
         self._stopping = anyio.Event()
         self._begun = anyio.Event()  # a child was ready, or there will be none
         self._changed = anyio.Event()
@@ -208,19 +147,19 @@ class Supervisor:
     def stop(self) -> None:
         """Ask the children to stop in good order; the second call stops them at once. Safe in a signal handler."""
         again = self._stopping.is_set()
-        word, limit_s = (NOW, self._config.farewell_s) if again else (STOP, self._patience_s)
+        limit_s = self._config.farewell_s if again else self._patience_s
         self._stopping.set()
         self._begun.set()
-        for child in self._children:
-            child.ask(word, limit_s)
+        for process in self._processes:
+            process.child.ask(Stop(at_once=again), limit_s)
 
     def restart(self) -> None:
         """Replace every child, each as soon as it has stopped in good order."""
         self._changed.set()
         self._changed = anyio.Event()
-        for child in self._children:
-            child.is_replaced = True
-            child.ask(STOP, self._patience_s)
+        for process in self._processes:
+            process.is_replaced = True
+            process.child.ask(Stop(), self._patience_s)
 
     @property
     def _patience_s(self) -> float:
@@ -244,89 +183,78 @@ class Supervisor:
 
     async def _keep(self, place: int) -> None:
         """Keep one child alive: start it, and replace it whenever it has ended."""
-        deaths = 0
+        restarts = self._config.restarts()
         environment = self._environment | dict(self._of_place(place) if self._of_place is not None else {})
         while not self._stopping.is_set():
             try:
-                child = Child(self._command, environment, self.identity)
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                process = await self._start(environment)
+            except START_ERRORS as error:
                 logger.error("no process could be started: %s", error)  # noqa: TRY400 - a sentence
-                deaths += 1
-                await self._pause(deaths)
+                await self._pause(restarts.pause_s())
                 continue
-            code = await self._until_buried(child)
+            code = await self._until_buried(process)
+            child = process.child
             if self._stopping.is_set():
                 self._note_end(child, code)
-            elif child.is_replaced:
-                deaths = 0
+            elif process.is_replaced:
+                restarts.forget()
             elif self._cannot_start(child, code):
                 await self._give_up(code)
             else:
-                lived_s = anyio.current_time() - child.started_at
-                deaths = 1 if lived_s >= self._config.healthy_s else deaths + 1
-                logger.warning(
-                    "%s %d %s: another starts in %.1f s",
-                    self._config.what,
-                    child.pid,
-                    how_ended(code),
-                    self._config.pause_s(deaths),
-                )
-                await self._pause(deaths)
+                pause_s = restarts.pause_s(anyio.current_time() - child.started_at)
+                how = how_ended(code)
+                logger.warning("%s %d %s: another starts in %.1f s", child.what, child.pid, how, pause_s)
+                await self._pause(pause_s)
 
-    async def _until_buried(self, child: Child) -> int:
-        self._children.add(child)
+    async def _start(self, environment: Mapping[str, str]) -> WorkerProcess:
+        return WorkerProcess(
+            await Child[SaidBySupervised].start(
+                lambda line: (*self._command, *supervised(self.identity, line)),
+                FROM_SUPERVISED,
+                what=self._config.what,
+                environment=environment,
+                silence_s=self._config.silence_s,
+            )
+        )
+
+    async def _until_buried(self, process: WorkerProcess) -> int:
+        child = process.child
+        self._processes.add(process)
+        if self._stopping.is_set():  # since we began to start it: it has nothing to finish
+            child.ask(Stop(at_once=True), self._config.farewell_s)
         try:
             try:
-                await self._until_ended(child)
+                await self._until_ended(process)
             finally:
-                if not child.has_ended():  # we are cancelled: the child is stopped in good order all the same
-                    child.ask(STOP, self._patience_s)
+                if not child.has_ended:  # we are cancelled: it is stopped in good order all the same
+                    child.ask(Stop(), self._patience_s)
                 with anyio.CancelScope(shield=True):  # bounded by the patience
-                    await self._until_ended(child)
+                    await self._until_ended(process)
         finally:
-            self._children.discard(child)
-            code = child.bury()
+            self._processes.discard(process)
+            child.kill()  # what is left of its group
+            code = child.reap()
         assert self._endings is not None, "run made it"
-        self._endings.start_soon(self._end_leases, child)
+        self._endings.start_soon(self._end_leases, process)
         return code
 
-    async def _until_ended(self, child: Child) -> None:
-        # Polls, because the child belongs to no event loop and another library may handle SIGCHLD.
-        while not child.has_ended():
-            self._hear(child)
-            if anyio.current_time() >= child.kill_at:
-                logger.error("%s %d did not stop in time: it is killed", self._config.what, child.pid)
-                child.kill()
-            elif self._is_silent(child):
-                logger.error(
-                    "worker process %d has not been heard of for %.0f s and its lease expired: it is killed. "
-                    "A task may block its event loop: see its log",
-                    child.pid,
-                    self._config.silence_s,
-                )
-                child.kill()
-                child.heard_at = math.inf
-            await anyio.sleep(_POLL_S)
-        self._hear(child)
+    async def _until_ended(self, process: WorkerProcess) -> None:
+        async for message in process.child.messages():
+            if isinstance(message, Ready):
+                self._begun.set()
+            elif isinstance(message, Identity) and message.name not in process.identities:
+                process.identities.append(message.name)
+        await process.child.until_ended()
 
-    def _is_silent(self, child: Child) -> bool:
-        """Whether its event loop is blocked. Asked only once it was ready: imports may block it for long."""
-        limit_s = self._config.silence_s
-        return limit_s is not None and child.is_ready and anyio.current_time() - child.heard_at >= limit_s
-
-    def _hear(self, child: Child) -> None:
-        child.hear()
-        if child.is_ready:
-            self._begun.set()
-
-    async def _end_leases(self, child: Child) -> None:
-        """End the leases of a child that is gone, so that its jobs are taken over at their next delivery."""
-        if not await child.group_gone():
-            logger.warning("a process that %d started does not end: its lease is left to expire", child.pid)
+    async def _end_leases(self, process: WorkerProcess) -> None:
+        """End the leases of a process that is gone, so that its jobs are taken over at their next delivery."""
+        pid = process.child.pid
+        if not await _group_gone(pid):
+            logger.warning("a process that %d started does not end: its lease is left to expire", pid)
             return
         await anyio.sleep(_LAST_BREATH_S)
         with anyio.move_on_after(_LEASE_END_S):
-            for identity in child.identities:
+            for identity in process.identities:
                 while True:
                     try:
                         if await self._end_lease(identity):
@@ -339,7 +267,7 @@ class Supervisor:
                         logger.exception("lease of %s cannot be ended", identity)
                         break
 
-    def _cannot_start(self, child: Child, code: int) -> bool:
+    def _cannot_start(self, child: Child[SaidBySupervised], code: int) -> bool:
         if child.is_ready:
             return False
         # Until one was ready, we end with the code with which that worker would have ended alone.
@@ -354,13 +282,13 @@ class Supervisor:
         self._code = self._code or code
         self.stop()
 
-    def _note_end(self, child: Child, code: int) -> None:
+    def _note_end(self, child: Child[SaidBySupervised], code: int) -> None:
         if code != 0:
-            logger.error("%s %d %s while it stopped", self._config.what, child.pid, how_ended(code))
+            logger.error("%s %d %s while it stopped", child.what, child.pid, how_ended(code))
             self._code = self._code or 1
 
-    async def _pause(self, deaths: int) -> None:
-        with anyio.move_on_after(self._config.pause_s(deaths)):
+    async def _pause(self, pause_s: float) -> None:
+        with anyio.move_on_after(pause_s):
             await self._stopping.wait()
 
     async def _until_changed(self) -> None:
@@ -372,12 +300,3 @@ class Supervisor:
 
             group.start_soon(end_with, self._changed)
             group.start_soon(end_with, self._stopping)
-
-
-def how_ended(code: int) -> str:
-    """Return an exit code as words."""
-    if code >= 0:
-        return f"ended with code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"
