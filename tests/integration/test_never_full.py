@@ -37,6 +37,10 @@ async def work(text: str) -> int:
     return len(text)
 
 
+def _ignore(*_: object) -> None:
+    """Take progress, and say nothing."""
+
+
 class Rig:
     """A ledger, its archive and its projection."""
 
@@ -47,9 +51,8 @@ class Rig:
         self.projection = folder / "jobs.db"
 
     async def set(self, **terms: Any) -> None:
-        await self.ledger.do(
-            SetRetention(**{"keep_s": 0.0, "every_s": 1.0, "to": str(self.archive), **terms})
-        )
+        given: dict[str, Any] = {"keep_s": 0.0, "every_s": 1.0, "to": str(self.archive), **terms}
+        await self.ledger.do(SetRetention(**given))
 
     async def move(self) -> MoveOutcome:
         return await move(self.ledger, self.projection, await retention_of(self.ledger))
@@ -258,7 +261,7 @@ async def test_a_run_that_was_cut_off_is_finished_or_begun_anew(rig: Rig, throug
     if through is None:
         assert left.name in (await rig.move()).exports
     else:
-        deps = archive_deps(rig.ledger, by="bob", on_progress=lambda *_: None)
+        deps = archive_deps(rig.ledger, by="bob", on_progress=_ignore)
         done = await Archiver(rig.ledger.log, rig.archive, deps).run(rig.ledger.clock.now(), through=through)
         assert [each.name for each in done.exports] == [export_name(1, through)]
         assert not left.exists()
@@ -271,16 +274,16 @@ async def test_an_export_of_an_unfinished_run_stays_while_another_run_is_at_work
     found = []
 
     async def meanwhile(folder: Path) -> None:
-        deps = archive_deps(rig.ledger, by="bob", on_progress=lambda *_: None)
+        deps = archive_deps(rig.ledger, by="bob", on_progress=_ignore)
         with pytest.raises(ArchiveRefusedError, match="another run may be at work"):
             await Archiver(rig.ledger.log, folder, deps).run(rig.ledger.clock.now(), through=2)
         found.append(folder)
 
     async def count(_progress: object) -> Any:  # after the export is made, before it is recorded
         await meanwhile(rig.archive)
-        return await counting(rig.ledger.log, rig.projection)(lambda *_: None)
+        return await counting(rig.ledger.log, rig.projection)(_ignore)
 
-    deps = archive_deps(rig.ledger, by="ann", on_progress=lambda *_: None, count=count)
+    deps = archive_deps(rig.ledger, by="ann", on_progress=_ignore, count=count)
     done = await Archiver(rig.ledger.log, rig.archive, deps).run(rig.ledger.clock.now())
     assert done.events
     assert found == [rig.archive]
