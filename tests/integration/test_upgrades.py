@@ -36,6 +36,7 @@ async def of_an_earlier_release(ledger: Ledger) -> None:
     stream = ledger.names.ledger_stream
     config = (await api.stream_info(ledger.inbox, stream)).config
     await api.update_stream(ledger.inbox, stream, {**config, "metadata": {}})
+    await ledger.learn_form()
 
 
 async def _types(ledger: Ledger, job: str) -> list[tuple[str, int]]:

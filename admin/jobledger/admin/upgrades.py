@@ -100,6 +100,7 @@ async def finish_upgrade(
         )
     await _record(ledger, found, reason=reason, by=by)
     await raise_form(ledger.inbox, ledger.names.ledger_stream, FORM)
+    await ledger.learn_form()
     return FinishedUpgrade(form=FORM, before=found.form, behind=len(found.behind))
 
 

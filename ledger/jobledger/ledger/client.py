@@ -26,7 +26,7 @@ from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Command, Discard, Note, Stamp
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
-from jobledger.ledger.model.forms import FORM, FORM_FIRST
+from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
@@ -113,7 +113,7 @@ class Ledger:
         self._patience_of_tasks = Patience(connection, config.append_timeout_s)
         self.config = config
         self.clock = clock
-        self.form = FORM_FIRST  #: up to which form it appends events; see `learn_form`
+        self.form = FORM  #: up to which form it appends events; see `learn_form`
         self.identity = new_identity()  #: who this client is in the events it appends
         self.tracing = Tracing() if config.tracing else None
         self._ticks = _Ticks()
@@ -138,7 +138,8 @@ class Ledger:
     async def learn_form(self) -> int:
         """Ask the server for the ledger's form, which only ever rises, and append up to it from now on.
 
-        Until then this client appends what every program reads. Raises: UnreachableError, LedgerNotFoundError.
+        `connect` does so; a worker asks again while the form is below its own. Raises: UnreachableError,
+        LedgerNotFoundError.
         """
         self.form = min(FORM, (await self.log.head()).form)
         return self.form
@@ -159,10 +160,10 @@ class Ledger:
         if authority is not None:
             by = authority.name
         if self._children is None:
-            return Stamp(at=at, by=by or self.identity, trace=trace, authority=authority)
+            return Stamp(at=at, by=by or self.identity, trace=trace, authority=authority, form=self.form)
         parent, by = self._children.parent, by or self.identity
         trace = trace or parent.trace
-        return Stamp(at=at, by=by, trace=trace, causation=parent.job_id, authority=authority)
+        return Stamp(at=at, by=by, trace=trace, causation=parent.job_id, authority=authority, form=self.form)
 
     def on_behalf_of(self, parent: Parent) -> Ledger:
         """Return this client as the code of one attempt of a job uses it; see `Context.ledger`."""

@@ -79,6 +79,7 @@ async def connect(
             await _streams(inbox, names, config, _specifications(names, config))
         async with _time(clock, inbox, names) as time:
             ledger = await assemble(connection, inbox, writer, names, config, time)
+            await ledger.patience.read(ledger.learn_form)
             try:
                 yield ledger
             finally:

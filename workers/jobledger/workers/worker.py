@@ -262,7 +262,6 @@ class Worker:
             ServerUnreachableError when the connection is closed for good.
         """
         await self._lease.open()
-        await self._ledger.learn_form()
         self._open_pool()
         await self._cancels.open()
         await self._pauses.open()

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.errors import InvalidInputError, RefusedError
 from jobledger.ledger.model.events import (
     LABELS,
     Cause,
@@ -23,6 +23,7 @@ from jobledger.ledger.model.events import (
     Priority,
     StepKind,
 )
+from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.inputs import check_finite, check_note, check_whole, checked_order, keep_utc
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.runs.orders import CopiedEnds, Ranges, check_order
@@ -40,6 +41,15 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     correlation: str = ""
     causation: str = ""
     authority: Principal | None = None  #: whose rights the command is decided with; None: an operator's
+    form: int = FORM  #: up to which form events may be decided: the ledger's
+
+    def require_form(self, form: int, what: str) -> None:
+        """Prove that an event of a form may be written. Raises: RefusedError, which begins with `what`."""
+        if self.form < form:
+            raise RefusedError(
+                f"{what} needs form {form} of the ledger, which has form {self.form}: run `jobledger upgrade finish` when "
+                "every process has the new release"
+            )
 
     @property
     def fact(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ from jobledger.ledger.model.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.model.forms import CARRIED_FORM
+from jobledger.ledger.model.forms import CARRIED_FORM, RETRIES_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, PENDING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.runs.carried_parts import parts_of
@@ -140,13 +140,13 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         case Rescue():
             require(job, "be rescued", JobState.RUNNING)
             facts.check_epoch(job, command.lost_epoch)
-            return (_lost(job, stamp), *(_end_lost(job, stamp) or (ready(job, stamp, "redispatched"),)))
+            return (*_lost(job, stamp), *(_end_lost(job, stamp) or (ready(job, stamp, "redispatched"),)))
         case CancelJob():
             return cancel(job, command, stamp)
         case DeadLetter():
             require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
             facts.check_epoch(job, command.epoch)  # a claim made meanwhile has its own outcome
-            lost = (_lost(job, stamp),) if job.state is _RUNNING else ()
+            lost = _lost(job, stamp) if job.state is _RUNNING else ()
             return (*lost, dead_lettered(job, stamp, command.reason, command.error))
         case Requeue():
             return _requeue(job, command, stamp)
@@ -381,13 +381,18 @@ def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
     require(job, "be taken over", JobState.RUNNING)
     facts.check_epoch(job, command.lost_epoch)
     after = _end_lost(job, stamp) or (_start(job, stamp, command.worker, command.lease_s),)
-    return (_lost(job, stamp), *after)
+    return (*_lost(job, stamp), *after)
 
 
-def _lost(job: Job, stamp: Stamp) -> Lost:
-    """Return the event that the running attempt is lost, for its readers; what follows goes into the same append."""
+def _lost(job: Job, stamp: Stamp) -> Events:
+    """Return the event that the running attempt is lost, for its readers; what follows goes into the same append.
+
+    What follows says so by itself, too: an earlier release has no such event, and its ledger gets none.
+    """
+    if stamp.form < Lost.since_form:
+        return ()
     running = job.attempts[-1]
-    return Lost(**envelope(job, stamp), attempt=running.number, worker=running.worker, epoch=running.epoch)
+    return (Lost(**envelope(job, stamp), attempt=running.number, worker=running.worker, epoch=running.epoch),)
 
 
 def _end_lost(job: Job, stamp: Stamp) -> Events:
@@ -565,7 +570,8 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
         known = {} if known["given_back"] is None else known
         return (Failed(**fields, **known, retry_at=command.retry_at, retry_priority=command.retry_priority),)
     priority = command.retry_priority or job.order.priority
-    if command.offers_again and priority == job.order.priority and not job.order.limits:
+    offers_again = command.offers_again and stamp.form >= RETRIES_FORM
+    if offers_again and priority == job.order.priority and not job.order.limits:
         # Its work item is delivered again: an append of one event costs the server a tenth of one of two.
         return (msgspec.structs.replace(Failed(**fields, **known), v=VERSION_RETRIED),)
     after = ready(job, stamp, "retried", **{**_order_of_retry(job), "priority": priority})

@@ -4,11 +4,12 @@
 # event, and that took a tenth of the time that a command needs to start.
 
 from datetime import UTC, datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from jobledger.ledger.model.forms import FORM_FIRST
 from jobledger.ledger.model.rights.marks import OTHER_JOB
 
 #: The absence of a JSON value; told from a stored `null` by identity, and never written.
@@ -42,6 +43,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit
     `gc=False` here and in the records built from events: they hold only plain values, so no cycle can run
     through them, and the collector need not visit millions of them.
     """
+
+    #: The form of a ledger from which on events of this type may be appended. Source: ADR 057.
+    since_form: ClassVar[int] = FORM_FIRST
 
     v: Whole = msgspec.field(default_factory=_version)  #: version of the event's form
     at: Moment  #: UTC, microseconds, the appender's clock; the server's timestamp is the one that orders

@@ -378,6 +378,7 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
 class Lost(Event, frozen=True, kw_only=True, tag="lost", gc=False):
     """The worker that ran the newest attempt died; the next event, in the same append, says what follows."""
 
+    since_form = 2
     attempt: Whole  #: which attempt, from 1
     worker: str  #: who ran it, as its `started` says
     epoch: Whole  #: stream sequence of its `started`

@@ -79,6 +79,7 @@ class Restored(_Fact, frozen=True, kw_only=True, tag="restored", gc=False):
     Stream sequences after it were used twice. The events that had them first are only in copies that others made.
     """
 
+    since_form = 2
     backup: str  #: the name of the back-up's folder
     backed_up_at: Moment  #: when the back-up was begun, by the ledger's clock
     through_sequence: Whole  #: the last event that came back
@@ -95,6 +96,7 @@ class FormRaised(_Fact, frozen=True, kw_only=True, tag="raised", gc=False):
     Earlier programs do not know this type, so they stop here and say that a newer jobledger wrote it.
     """
 
+    since_form = 2
     form: Whole  #: the highest that may be appended
     before: Whole  #: what that was before
     behind: Whole = 0  #: living processes that read less: their end was not waited for

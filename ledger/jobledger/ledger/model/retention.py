@@ -39,6 +39,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 class RetentionSet(Envelope, frozen=True, kw_only=True, tag="set", gc=False):
     """From here on events are kept and moved as this event says, whatever was before."""
 
+    since_form = 2
     retention: str  #: always `main`
     terms: Retention  #: all of them
     reason: str = ""  #: why, as the person said
@@ -80,6 +81,7 @@ def decide(before: RetentionState | None, command: SetRetention, stamp: Stamp) -
     _check_terms(terms)
     if before is not None and terms == before.terms:
         return None
+    stamp.require_form(RetentionSet.since_form, "a retention of the ledger's own")
     return RetentionSet(retention=MAIN, **stamp.fact, terms=terms, reason=command.reason)
 
 

@@ -27,7 +27,6 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Queued
-from jobledger.ledger.model.forms import RETRIES_FORM
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
@@ -205,8 +204,7 @@ class Attempts:
             control.span.ended(outcome)
         if isinstance(outcome, Fail) and self._intake is not None:
             few = work.delivery.delivered <= settlements.AGAIN_DELIVERIES_MAX
-            may = self._ledger.form >= RETRIES_FORM  # else a program that runs here would not read it
-            outcome = msgspec.structs.replace(outcome, offers_again=few and may)
+            outcome = msgspec.structs.replace(outcome, offers_again=few)
         answered = functools.partial(self._on_recorded, work, attempt, outcome)
         if self._recorder.begin(attempt, outcome, answered):
             return None

@@ -142,6 +142,7 @@ def refuse_signal(job: Job, command: RefuseSignal, stamp: Stamp) -> Events:
         at = f"in step {command.step!r}, recorded as {known.kind} {known.target}, {known.state}"
         raise IllegalTransitionError(job.id, at, f"refuse signal {command.name!r} there")
     refused = _oldest_signal(job, command.name, command.signal, "refuse it")
+    stamp.require_form(SignalRefused.since_form, f"refusing a signal of job {job.id}")
     event = SignalRefused(
         **envelope(job, stamp),
         attempt=job.attempts_count,

@@ -77,6 +77,8 @@ class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
 class SignalRefused(Event, frozen=True, kw_only=True, tag="signal_refused", gc=False):
     """The wait that a message was for could not read it: no step takes the message, and the run waits on."""
 
+    since_form = 2
+
     attempt: Whole  #: which attempt, from 1
     step: str  #: key of the wait
     name: str  #: what the message is about
