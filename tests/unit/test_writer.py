@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -69,6 +70,11 @@ class ScriptedConnection:
     def say(self, reply: str, data: bytes, headers: bytes = b"") -> None:
         assert self._handler is not None
         self._handler(reply.encode(), b"", data, headers)
+
+    def answer_safely(self, result: int) -> None:
+        """Answer as the connection hands it on: what the handler raises reaches nobody."""
+        with contextlib.suppress(ZeroDivisionError):
+            self.answer(result)
 
     def lose(self) -> None:
         self.is_lost = True
@@ -271,6 +277,32 @@ async def test_a_broken_connection_is_told_to_all_that_is_on_its_way_and_a_late_
         name: [ConnectionLostError] for name in "abc"
     }
     assert bench.writer.in_flight == 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("commit", ["group", "pipeline"])
+async def test_one_who_fails_at_an_answer_keeps_it_from_nobody_else(
+    commit: Commit, is_lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(commit)
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    bench.writer.append([Entry("s", b"a", "a", 0)], fail)
+    bench.append("b")
+    await turn()
+    bench.append("c")
+    await turn()
+    if is_lost:
+        bench.server.lose()  # if this raised, nats-py would not connect again
+    else:
+        for first in (4, 5, 6)[: len(bench.server.sent)]:
+            bench.server.answer_safely(first)
+    assert {name: len(told) for name, told in bench.answers.items()} == {"b": 1, "c": 1}
+    assert bench.writer.in_flight == 0
+    if is_lost or commit == "group":
+        assert "the answer to an append could not be handled" in caplog.text
 
 
 async def test_what_gets_no_answer_is_told_by_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

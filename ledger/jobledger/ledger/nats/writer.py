@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import logging
 import sys
 import time
 import uuid
@@ -32,6 +33,8 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.durability import Durability
 from jobledger.ledger.nats.inbox import ReplyTimeoutError, status_of
 from jobledger.ledger.nats.server_use import ServerUse
+
+logger = logging.getLogger("jobledger.connection")
 
 Commit = Literal["auto", "group", "pipeline"]
 #: What is faster on a server whose durability is known.
@@ -129,11 +132,14 @@ class _Append(msgspec.Struct, eq=False, gc=False):
     deadline: float = 0.0  #: loop time; set when it is sent
 
     def end(self, result: int | Exception) -> None:
-        """Hand on what became of it."""
-        if self.doubted is not None and isinstance(result, Exception):
-            self.doubted(self.entries, result, self.answered)
-        else:
-            self.answered(result)
+        """Hand on what became of it; raises nothing, since others in its group or on its connection wait, too."""
+        try:
+            if self.doubted is not None and isinstance(result, Exception):
+                self.doubted(self.entries, result, self.answered)
+            else:
+                self.answered(result)
+        except Exception:
+            logger.exception("the answer to an append could not be handled")
 
     def __repr__(self) -> str:
         """Show nothing that is on its way: an event loop writes callbacks that fail into the log."""
@@ -284,7 +290,6 @@ class Writer:
 
     def _sweep(self) -> None:
         """Answer what is overdue; all limits are equal, so the oldest is first."""
-        # First, so that a callback that fails does not end the sweeps.
         self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if self._open else None
         now = self._loop.time()
         overdue = itertools.takewhile(lambda each: each[1].deadline <= now, self._open.items())
