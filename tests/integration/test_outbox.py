@@ -239,6 +239,22 @@ async def test_a_refused_row_is_seen_and_holds_up_none_behind_it(
     assert (await database.counts()).refused == 2
 
 
+@pytest.mark.parametrize("stored", ["CAST(x'fffe41' AS TEXT)", "x'fffe41'", "x'7b'"])
+async def test_a_row_of_bytes_that_are_no_text_is_seen_and_holds_up_none_behind_it(
+    ledger: Ledger, database: OutboxDatabase, address: str, add: Callable[..., Any], stored: str
+) -> None:
+    with sqlite3.connect(address.removeprefix("sqlite:")) as connection:
+        connection.execute(f"INSERT INTO jobledger_outbox (written_order) VALUES ({stored})")
+    connection.close()
+    behind = await add(send, user_id=3)
+    assert len(await database.rows(10, refused_only=False)) == 2
+    assert await Relay(ledger, database).once() == RelayCounts(created=1, refused=1)
+    assert await jobs_of(ledger) == [behind]
+    [row] = await database.rows(10, refused_only=True)
+    assert row.number == 1
+    assert "no order that this release can read" in (row.refusal or "")
+
+
 async def test_the_whole_order_reaches_the_ledger(
     ledger: Ledger, database: OutboxDatabase, add: Callable[..., Any]
 ) -> None:

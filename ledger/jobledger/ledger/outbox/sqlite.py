@@ -41,7 +41,8 @@ class SqliteOutbox:
 
     async def waiting(self, count: int) -> list[OutboxRow]:
         """Return the oldest rows that wait; see `OutboxDatabase`."""
-        return [OutboxRow(*row) for row in await self._fetch(OF_SQLITE.waiting, count)]
+        found = await self._fetch(OF_SQLITE.waiting, count)
+        return [OutboxRow(number, _text(stored)) for number, stored in found]
 
     async def delete(self, numbers: Sequence[int]) -> None:
         """Delete rows."""
@@ -68,7 +69,8 @@ class SqliteOutbox:
         """Return rows."""
         found = await self._fetch(OF_SQLITE.rows, refused_only, count)
         names = ListedRow.__struct_fields__
-        return [msgspec.convert(dict(zip(names, row, strict=True)), ListedRow) for row in found]
+        rows = [dict(zip(names, row, strict=True)) for row in found]
+        return [msgspec.convert({**row, "text": _text(row["text"])}, ListedRow) for row in rows]
 
     async def wait(self, seconds: float) -> None:
         """Wait: SQLite tells nobody of a commit."""
@@ -106,6 +108,8 @@ class SqliteOutbox:
                     isolation_level=None,
                     check_same_thread=False,
                 )
+                # SQLite stores any bytes as text. What is none becomes an escape that no JSON has: that row is refused.
+                self._connection.text_factory = _text
             return work(self._connection)
 
         async with self._turn:
@@ -130,6 +134,10 @@ class SqliteOutbox:
         if isinstance(error, sqlite3.Error):
             return OutboxUnreachableError(f"the outbox in {self._path} cannot be used now: {error}")
         return error
+
+
+def _text(stored: bytes | str) -> str:
+    return stored.decode(errors="backslashreplace") if isinstance(stored, bytes) else stored
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -69,7 +69,7 @@ class Statements(NamedTuple):
     waiting: str  #: the numbers and orders that wait, the oldest first; takes how many
     delete: str  #: takes numbers
     refuse: str  #: takes the sentence and the number
-    retry: str  #: lets refused rows wait again; takes numbers, or null for all
+    retry: str  #: lets refused rows wait again; takes numbers
     discard: str  #: deletes refused rows; takes numbers
     counts: str  #: how many wait, are refused, and since when the oldest waits
     rows: str  #: takes whether only refused ones, and how many
