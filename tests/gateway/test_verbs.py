@@ -57,6 +57,9 @@ REASONS: Final[dict[str, str]] = {
     "find_dead_letters": "acts on many choose by the filter of GET /v1/jobs",
     "find_job": _ONE,
     "find_jobs": "acts on many choose by the filter of GET /v1/jobs",
+    "finish_upgrade": _SERVERS,
+    "learn_form": _PART,
+    "look_at_upgrade": _SERVERS,
     "held_facts": _PART,
     "is_stored": _FILES,
     "lag_of": _PART,
@@ -123,7 +126,7 @@ def test_no_verb_is_missing_without_a_reason() -> None:
 
 #: Commands that only the owner of the machine or of the code can give; a sentence names them as they are.
 _OF_THE_MACHINE: Final = re.compile(
-    r"(audit|backup|restore|ledger|retention|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables"
+    r"(audit|backup|restore|ledger|retention|upgrade|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables"
     r"|keys create|keys rotate|keys login|events subscriptions|demo|routes set|webhooks set|watches set)\b"
 )
 

@@ -100,7 +100,7 @@ async def run_jobs(ledger: Ledger, count: int, *, size: int = 300) -> None:
 async def test_ten_ledgers_worth_of_jobs_go_through_one(connected: Connect, tmp_path: Path) -> None:
     """Large jobs, so that few make ten ledgers: 80 MiB through one of 8 MiB, while a worker runs them.
 
-    The ledger is large enough for its load: while a run goes on, no more than a tenth of its room comes in. How long that
+    The ledger is large enough for its load: while a run goes on, no more than a twentieth of its room comes in. How long that
     takes depends on the machine, so it is measured first.
     """
     text, peak, added, job = "x" * 60_000, 0.0, 0, None
@@ -119,7 +119,7 @@ async def test_ten_ledgers_worth_of_jobs_go_through_one(connected: Connect, tmp_
                     assert (await rig.move()).events
                     run_s = asyncio.get_running_loop().time() - begin
                     await stack.enter_async_context(rig.keeping())
-                await asyncio.sleep(run_s * len(text) / (0.1 * LARGE))
+                await asyncio.sleep(run_s * len(text) / (0.05 * LARGE))
             assert job is not None
             await ended(job)
         assert peak <= 0.5 + 0.15, peak
@@ -246,7 +246,7 @@ async def test_a_command_looks_once_and_says_what_is_wrong(rig: Rig) -> None:
 @pytest.mark.parametrize("through", [None, 20])
 async def test_a_run_that_was_cut_off_is_finished_or_begun_anew(rig: Rig, through: int | None) -> None:
     """A keeper finishes it; where its export goes further than may be moved now, that is removed and made again."""
-    await rig.set(start=0.3, aim=0.2)
+    await rig.set(start=0.3, aim=0.0)  # so that a keeper moves as much as the run that is cut off
     await run_jobs(rig.ledger, 100)
 
     def cut_off(step: str, _done: int, _total: int) -> None:

@@ -229,7 +229,7 @@ async def test_a_refused_row_is_seen_and_holds_up_none_behind_it(
     assert await jobs_of(ledger) == [kept, behind]
     rows = await database.rows(10, refused_only=True)
     assert [each.number for each in rows] == [1, 2, 3, 4]
-    for row, why in zip(rows, ("user_id", "upgrade first", "not_yet", "a.b"), strict=True):
+    for row, why in zip(rows, ("user_id", "a later release wrote it", "not_yet", "a.b"), strict=True):
         assert why in (row.refusal or "")
         assert row.refused_at is not None
     assert await Relay(ledger, database).once() == RelayCounts()  # they are not tried again by themselves
@@ -252,7 +252,7 @@ async def test_a_row_of_bytes_that_are_no_text_is_seen_and_holds_up_none_behind_
     assert await jobs_of(ledger) == [behind]
     [row] = await database.rows(10, refused_only=True)
     assert row.number == 1
-    assert "no order that this release can read" in (row.refusal or "")
+    assert "no order that this release reads" in (row.refusal or "")
 
 
 async def test_the_whole_order_reaches_the_ledger(

@@ -510,6 +510,7 @@ class Stage:
         self.command(
             "Archiver", "audit", "archive", "--before", moment, "--to", str(self._folder / "archive")
         )
+        self.command("Archiver", "retention", "run", "--once", "--default-to", str(self._folder / "kept"))
 
     def audit(self) -> None:
         """Prove and keep what is there; change nothing."""

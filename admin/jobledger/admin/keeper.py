@@ -30,6 +30,7 @@ from jobledger.audit.archive.plan import bound, stored_before
 from jobledger.audit.archive.slices import Slice, find_slice
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
+from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.retention import MAIN, RETENTION, Retention
@@ -193,6 +194,8 @@ def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float
     return min(terms.every_s, max(_PAUSE_S_MIN, left / 2 / bytes_s))
 
 
+#: A run that takes longer is ended, since its process may be frozen; the next one goes on where it was.
+_RUN_S_MAX: Final = 4 * 3600.0
 #: Moves events once, wherever that is done; see `move`.
 Work = Callable[[], Awaitable[MoveOutcome]]
 
@@ -259,7 +262,11 @@ class Keeper:
     async def _look(self, terms: Retention) -> MoveOutcome:
         moved = MoveOutcome()
         if terms.to and await _is_due(self._ledger, terms):
-            moved = await self._work()
+            try:
+                async with asyncio.timeout(_RUN_S_MAX):
+                    moved = await self._work()
+            except TimeoutError:
+                moved = MoveOutcome(trouble=f"a run took more than {_RUN_S_MAX:,.0f} s and was ended")
         if moved.events:
             logger.info(
                 "moved %d events into %s; the ledger begins at stream sequence %d",
@@ -282,6 +289,7 @@ class Keeper:
             started_at=self._started_at,
             renewed_at=self._ledger.clock.now(),
             version=VERSION,
+            reads=FORM,
             kind="client",  # no list of workers has it
             stopped=stopped,
             archive=self._archive,

@@ -63,7 +63,7 @@ class WrittenOrder(
             found = msgspec.json.decode(text, type=cls)
         except UNREADABLE as error:
             raise InvalidInputError(
-                f"this is no order that this release can read ({error}): if a later release wrote it, upgrade first"
+                f"this is no order that this release reads ({error}): a later release wrote it, or no release did"
             ) from error
         check_users_queue(found.queue)
         check_users_task(found.task)

@@ -68,4 +68,15 @@ async def subscriptions(asker: Asker) -> None:
     await asker.sees("DELETE", "/v1/subscriptions/billing", "NOT_FOUND")
 
 
-CASES: Final = (looking, the_ledger, checked, subscriptions)
+async def retention(asker: Asker) -> None:
+    before = await asker.get("/v1/retention")
+    assert (before["sequence"], before["terms"]["to"], before["archive"]) == (0, "", "")
+    said = await asker.sees("PUT", "/v1/retention", 200, json={"keep_s": 3600.0, "reason": "short"})
+    assert (said.json()["terms"]["keep_s"], said.json()["changed_by"]) == (3600.0, "ann")
+    assert (await asker.get("/v1/retention"))["terms"] == said.json()["terms"]
+    await asker.sees("PUT", "/v1/retention", "JOB_INVALID_INPUT", json={"start": 0.2, "aim": 0.5})
+    narrow = someone("view", "manage")
+    await asker.sees("PUT", "/v1/retention", "JOB_ACCESS_DENIED", who=narrow, json={"keep_s": 60.0})
+
+
+CASES: Final = (looking, the_ledger, checked, subscriptions, retention)

@@ -100,8 +100,8 @@ class Beside:
         if self._child is None or self._child.has_ended:
             await self.start()
         assert self._child is not None, "it was started"
-        async for _ in self._child.messages():  # its event loop runs
-            pass
+        async for _ in self._child.messages():
+            pass  # beats; they end with the child
         await self._child.until_ended()
         raise ServerEndedError(f"its process {how_ended(self._child.reap())}")
 

@@ -229,7 +229,7 @@ class Child(Generic[Message]):
             looks_left = looks_left - 1 if left_s <= 0 else 2
             await asyncio.sleep(max(left_s, POLL_S))
         logger.error(
-            "%s %d has not been heard of for %.0f s and its lease expired: it is killed. "
+            "%s %d has not been heard of for %.0f s: it is killed. "
             "A task may block its event loop: see its log",
             self.what,
             self.pid,

@@ -58,7 +58,7 @@ class Parent:
             yield
         finally:
             self._line = None
-            line.abort()  # what was said lies with the parent, or with nobody
+            line.abort()  # messages that were not sent are dropped
 
     def announce(self, identity: str) -> None:
         """Tell an identity, so that the parent can end that lease once this process is gone."""
