@@ -354,7 +354,6 @@ _VALUES: Final[Mapping[str, Any]] = {
     "events": ["completed"],
     "secret": "env:NEW",
     "count": 1,
-    "keep_s": 3600.0,
 }
 #: Every field that a form reads.
 FILLED: Final[Mapping[str, Any]] = {

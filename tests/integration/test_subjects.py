@@ -27,7 +27,9 @@ from tests.support.secured import Secured, secured
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, REACTORS_TOO, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, becomes, ended, until, working
 
+from jobledger.admin.keeper import Keeper
 from jobledger.admin.keys import list_keys
+from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.cli.errors import NOT_FOUND
 from jobledger.cli.main import run
 from jobledger.gateway.access.keys import AccessSettings, opened_access
@@ -510,7 +512,24 @@ class Stage:
         self.command(
             "Archiver", "audit", "archive", "--before", moment, "--to", str(self._folder / "archive")
         )
-        self.command("Archiver", "retention", "run", "--once", "--default-to", str(self._folder / "kept"))
+        anyio.run(self._keep)
+
+    async def _keep(self) -> None:
+        """Be the keeper for a moment."""
+
+        async def look() -> MoveOutcome:
+            return MoveOutcome()
+
+        async with (
+            connect(self._url, name="nobody") as watching,
+            self.client("Archiver") as ledger,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(Keeper(ledger, look, default_to=str(self._folder / "archive")).run)
+            with anyio.fail_after(LIMIT_S):
+                while await watching.leases.find(f"{ledger.leases.user}.keeper") is None:
+                    await anyio.sleep(0.02)
+            group.cancel_scope.cancel()
 
     def audit(self) -> None:
         """Prove and keep what is there; change nothing."""

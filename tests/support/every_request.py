@@ -86,6 +86,7 @@ class Names(NamedTuple):
 
 #: Bodies of which the required fields are not enough to have something done.
 BODIES: Final[Mapping[str, Any]] = {
+    "SetRetention": {"keep_s": 3600.0},
     "NewJob": {"task": "send", "queue": "mail", "input": {"to": "ann"}},
     "ManyActs": {"act": "cancel", "filter": {"id": "own-waits"}, "reason": "why"},
     "RescheduleJob": {"delay_s": 60, "reason": "why"},
