@@ -138,7 +138,7 @@ class _Append(msgspec.Struct, eq=False, gc=False):
                 self.doubted(self.entries, result, self.answered)
             else:
                 self.answered(result)
-        except Exception:
+        except Exception:  # whatever a caller did: the others get their answers
             logger.exception("the answer to an append could not be handled")
 
     def __repr__(self) -> str:
