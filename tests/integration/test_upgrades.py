@@ -16,6 +16,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.streams import raise_form
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -144,3 +145,17 @@ def test_the_command_line_shows_and_finishes_an_upgrade(
     assert "nothing is left to do" in cli.run("upgrade", "show", *cli.where).out
     events = cli.run("events", "tail", "--from", "1", *cli.where).out
     assert "from 1 to 2: all run it" in events
+
+
+def test_a_program_that_is_older_than_the_ledger_says_so(
+    nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = CommandLine(nats_server.url, capsys)
+    cli.with_ledger(lambda ledger: raise_form(ledger.inbox, ledger.names.ledger_stream, FORM + 1))
+    shown = cli.run("upgrade", "show", *cli.where)
+    assert f"too old for the ledger: install a jobledger that reads form {FORM + 1}" in " ".join(
+        shown.out.split()
+    )
+    done = cli.run("upgrade", "finish", *cli.where)
+    assert done.code == 4
+    assert "a newer release finished its upgrade" in " ".join(done.err.split())

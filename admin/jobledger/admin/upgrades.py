@@ -86,10 +86,16 @@ async def finish_upgrade(
     The event comes before the setting: whoever appends a new form stands behind the event at which old readers stop. A
     repeat after a death in between goes on where it was.
 
-    Raises: RefusedError while a living process reads less, unless `force`; UnreachableError, LedgerFullError.
+    Raises: RefusedError while a living process reads less, unless `force`, and where the ledger's form is higher;
+        UnreachableError, LedgerFullError.
     """
     found = await look_at_upgrade(ledger)
-    if found.form >= FORM:
+    if found.form > FORM:
+        raise RefusedError(
+            f"the ledger has form {found.form}, and jobledger {VERSION} reads up to {FORM}: a newer release finished its "
+            f"upgrade; install a jobledger that reads form {found.form}"
+        )
+    if found.form == FORM:
         return FinishedUpgrade(form=found.form, before=found.form, behind=len(found.behind))
     if found.behind and not force:
         named = ", ".join(f"{each.process} ({each.version or '?'})" for each in found.behind[:_NAMED_MAX])

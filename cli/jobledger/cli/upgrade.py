@@ -32,7 +32,9 @@ async def show(cli: Cli) -> None:
 
 
 def _next_step(found: Upgrade) -> str:
-    if found.form >= found.newest:
+    if found.form > found.newest:
+        return f"this program is too old for the ledger: install a jobledger that reads form {found.form}"
+    if found.form == found.newest:
         return "nothing is left to do"
     if found.behind:
         count = f"{len(found.behind)} of {len(found.processes)}"
