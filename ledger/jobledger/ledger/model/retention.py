@@ -93,7 +93,7 @@ def _check_terms(terms: Retention) -> None:
     ):
         check_finite(name, value)
         if not least <= value <= most:
-            floor = f"{least:g} (keep_s)" if name == "max_age_s" else f"{least:g}"
+            floor = f"{least:,.0f} (keep_s)" if name == "max_age_s" else f"{least:g}"
             raise InvalidInputError(f"{name} must be from {floor} to {most:,.0f} seconds, got {value:g}")
     check_finite("start", terms.start)
     check_finite("aim", terms.aim)
@@ -117,7 +117,7 @@ def _check_place(to: str) -> None:
 def retention_words(terms: Retention) -> str:
     """Return a setting for a person: `keep 30 d; above 60 % down to 40 %, into /srv/archive; looks each 300 s`."""
     older = "" if terms.max_age_s is None else f", and what is older than {_span(terms.max_age_s)}"
-    where = f"into {terms.to}" if terms.to else "nowhere, since no place is set"
+    where = f"into {terms.to}" if terms.to else "into the folder that the keeper was started with, if any"
     return (
         f"keep {_span(terms.keep_s)}; above {terms.start:.0%} of the room move down to {terms.aim:.0%}{older}, {where}; "
         f"look each {_span(terms.every_s)}"
