@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.working import LIMIT_S, Connect, ended, until, working
 
@@ -24,7 +25,8 @@ from jobledger.cli.processes.up import KeeperBeside
 from jobledger.cli.session import Target
 from jobledger.gateway.process.children import KeeperChild, setup_of
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.nats.leases import LeaseLostError
+from jobledger.ledger.model.retention import EVERY_S_MAX, Retention
+from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
 from jobledger.projections import counting
 
 pytestmark = pytest.mark.anyio
@@ -203,6 +205,84 @@ async def test_one_process_is_the_keeper_and_the_next_one_takes_over(rig: Rig) -
         assert found.kind == "client"
     assert await keeper_of(rig.ledger) is None
     assert await rig.ledger.leases.take(other._info()) > 0
+
+
+async def _kept(ledger: Ledger) -> WorkerInfo:
+    async with asyncio.timeout(LIMIT_S):
+        while (found := await keeper_of(ledger)) is None:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_keeper_without_a_place_keeps_nobody_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobledger.admin.keeper._GLANCE_S", 0.05)
+    placeless = asyncio.create_task(Keeper(rig.ledger, rig.move).run())
+    placed = asyncio.create_task(Keeper(rig.ledger, rig.move, default_to=str(rig.archive)).run())
+    try:
+        assert (await _kept(rig.ledger)).archive == str(rig.archive)
+    finally:
+        for each in (placeless, placed):
+            each.cancel()
+        await asyncio.wait({placeless, placed})
+
+
+async def _moved(ledger: Ledger) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while (await ledger.log.head()).first_sequence == 1:
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def _resting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[None]:
+    """A keeper that has looked, and will look again in a day."""
+    rests, rest = asyncio.Event(), Keeper._rest
+
+    async def noted(self: Keeper, terms: Retention, pause_s: float, *, is_full: bool) -> None:
+        rests.set()
+        await rest(self, terms, max(pause_s, EVERY_S_MAX), is_full=is_full)
+
+    monkeypatch.setattr("jobledger.admin.keeper._GLANCE_S", 0.05)
+    monkeypatch.setattr(Keeper, "_rest", noted)
+    async with rig.keeping():
+        await asyncio.wait_for(rests.wait(), LIMIT_S)
+        yield
+
+
+async def test_a_keeper_that_rests_notices_a_sudden_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.set(start=0.2, aim=0.1, every_s=EVERY_S_MAX)
+    async with _resting(rig, monkeypatch), working(rig.ledger, work):
+        for _ in range(100):
+            await rig.ledger.enqueue(work, text="x" * 300)
+        await _moved(rig.ledger)
+    await rig.check()
+
+
+async def test_a_keeper_that_rests_notices_a_change_of_the_setting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.set(start=0.9, aim=0.8, keep_s=0.0, every_s=EVERY_S_MAX)
+    async with _resting(rig, monkeypatch):
+        await run_jobs(rig.ledger, 20)
+        assert (await rig.ledger.log.head()).first_sequence == 1
+        await rig.set(start=0.02, aim=0.01, every_s=EVERY_S_MAX)
+        await _moved(rig.ledger)
+    await rig.check()
+
+
+async def test_the_keeper_of_another_user_is_shown(rig: Rig) -> None:
+    own = Keeper(rig.ledger, rig.move)._info()
+    await rig.ledger.leases.renew(msgspec.structs.replace(own, worker="archiver.keeper", archive="/a"), 0)
+    assert (await rig.ledger.do(ShowRetention())).archive == "/a"
+
+
+async def test_nothing_is_moved_where_the_place_was_taken_away_meanwhile(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await rig.set(start=0.01, aim=0.0, to="")
+    await run_jobs(rig.ledger, 20)
+    assert "no place is set" in (await rig.move()).trouble
+    assert not (tmp_path / MARK).exists()
 
 
 async def test_what_holds_is_shown(rig: Rig) -> None:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -41,6 +41,7 @@ from jobledger.projections import ProjectionError, counting
 
 logger = logging.getLogger("jobledger.keeper")
 
+NO_PLACE: Final = "no place is set: say where the archive is to be with `jobledger retention set --to DIR`"
 BY: Final = "keeper"  #: what events say of who moved the others
 _LEASE: Final = "keeper"
 _RENEWALS_PER_LEASE: Final = 3
@@ -48,6 +49,8 @@ _FAREWELL_S: Final = 2.0
 _TROUBLE_MAX: Final = 500
 _PAUSE_S_MIN: Final = 0.2
 _AGAIN_S: Final = 60.0
+#: Between two looks the setting and the ledger's size are read as often: a ledger that was idle may fill suddenly.
+_GLANCE_S: Final = 10.0
 _RUNS_MAX: Final = 20  #: one after the other, before the next pause
 #: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
 _LATE_SHARE: Final = 0.05
@@ -101,6 +104,8 @@ async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: boo
 
     `projection`: whose counters are recorded. `makes`: the folder is made where it is missing.
     """
+    if not terms.to:  # taken away after somebody saw it
+        return MoveOutcome(trouble=NO_PLACE)
     if not await _is_due(ledger, terms):
         return MoveOutcome(first_sequence=(await ledger.log.head()).first_sequence)
     try:
@@ -220,21 +225,25 @@ class Keeper:
         """
         pause_s = await self._ledger.leases.duration_s() / _RENEWALS_PER_LEASE
         while True:
-            try:
-                self._revision = await self._ledger.leases.take(self._info())
-                await self._hold(pause_s)
-            except LeaseLostError as error:
-                logger.debug("this process is not the keeper: %s", error)
+            self._archive = (await retention_of(self._ledger, self._default_to)).to
+            # Without a place it would keep out a keeper that was started with one. A keeper of another user has a lease of
+            # another name.
+            if self._archive and await keeper_of(self._ledger) is None:
+                try:
+                    self._revision = await self._ledger.leases.take(self._info())
+                    await self._hold(pause_s)
+                except LeaseLostError as error:
+                    logger.debug("this process is not the keeper: %s", error)
             await asyncio.sleep(pause_s)
 
-    async def _hold(self, pause_s: float) -> NoReturn:
-        """Look while the lease is renewed. Raises: LeaseLostError when it is lost, and what a look raises."""
+    async def _hold(self, pause_s: float) -> None:
+        """Look while the lease is renewed, until there is no place. Raises: LeaseLostError when it is lost, what a look raises."""
         looking = asyncio.create_task(self._look_again(), name="keeper")
         try:
             while True:
                 done, _ = await asyncio.wait({looking}, timeout=pause_s)
                 if done:
-                    await looking
+                    return await looking
                 self._revision = await self._ledger.leases.renew(self._info(), self._revision)
         finally:
             looking.cancel()
@@ -245,19 +254,34 @@ class Keeper:
         with anyio.move_on_after(_FAREWELL_S, shield=True), contextlib.suppress(LedgerError):
             await self._ledger.leases.renew(self._info(stopped=True), self._revision)
 
-    async def _look_again(self) -> NoReturn:
+    async def _look_again(self) -> None:
+        """Look now and then until no place is set for the archive."""
         clock = self._ledger.clock
         begin, before = clock.monotonic(), await self._ledger.log.head()
         while True:
             terms = await retention_of(self._ledger, self._default_to)
             self._archive = terms.to
+            if not terms.to:
+                return
             for _ in range(_RUNS_MAX):
                 moved = await self._look(terms)
                 if not moved.goes_on:
                     break
             head, now = await self._ledger.log.head(), clock.monotonic()
-            await asyncio.sleep(_pause_s(terms, head, head.last_sequence - before.last_sequence, now - begin))
+            pause_s = _pause_s(terms, head, head.last_sequence - before.last_sequence, now - begin)
+            await self._rest(terms, pause_s, is_full=_wanted(head, terms) > 0)
             begin, before = now, head
+
+    async def _rest(self, terms: Retention, pause_s: float, *, is_full: bool) -> None:
+        """Wait until the next look: sooner where the setting is changed, or a ledger that was not too full is now."""
+        clock = self._ledger.clock
+        until = clock.monotonic() + pause_s
+        while (left_s := until - clock.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, _GLANCE_S))
+            if await retention_of(self._ledger, self._default_to) != terms:
+                return
+            if not is_full and _wanted(await self._ledger.log.head(), terms):
+                return
 
     async def _look(self, terms: Retention) -> MoveOutcome:
         moved = MoveOutcome()
@@ -298,6 +322,6 @@ class Keeper:
 
 
 async def keeper_of(ledger: Ledger) -> WorkerInfo | None:
-    """Return the keeper of a ledger, None where nobody is. Raises: ServerUnreachableError."""
-    user = ledger.leases.user
-    return await ledger.leases.find(f"{user}.{_LEASE}" if user else _LEASE)
+    """Return the keeper of a ledger, whichever user it connects as; None where nobody is. Raises: ServerUnreachableError."""
+    found = await ledger.leases.all(clients=True)
+    return next((each for each in found if each.worker.split(".")[-1] == _LEASE and not each.stopped), None)

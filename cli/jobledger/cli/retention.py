@@ -87,8 +87,4 @@ def _tell(output: Output, moved: MoveOutcome) -> None:
 async def move_once(ledger: Ledger, path: Path, default_to: str) -> MoveOutcome:
     """Move what the setting says; into `default_to` where it names no place. Raises: UnreachableError."""
     terms = await retention_of(ledger, default_to)
-    if not terms.to:
-        return MoveOutcome(
-            trouble="no place is set: say where the archive is to be with `jobledger retention set --to DIR`"
-        )
     return await move(ledger, path, terms, makes=terms.to == default_to)
