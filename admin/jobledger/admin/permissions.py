@@ -358,7 +358,8 @@ publish ledger.watch.<watch>.<event> | what is in force of watches, said again
 publish ledger.graph.<graph>.<event> | what is in force of graphs, said again
 publish ledger.retention.main.set | what is in force of retention, said again
 publish $KV.WORKERS.<keeper> | the lease of the keeper; its name begins with its user
-publish $JS.API.DIRECT.GET.KV_WORKERS | whether another process is the keeper
+publish $JS.API.STREAM.INFO.KV_WORKERS | whether another process is the keeper
+publish $JS.API.DIRECT.GET.KV_WORKERS | and which
 publish ledger.access.<key>.<event> | what is in force of keys, said again
 publish $JS.API.CONSUMER.LIST.LEDGER | what it would take from subscriptions
 publish $JS.API.STREAM.PURGE.LEDGER | take away what was archived
