@@ -51,6 +51,8 @@ _PAUSE_S_MIN: Final = 0.2
 _AGAIN_S: Final = 60.0
 #: Between two looks the setting and the ledger's size are read as often: a ledger that was idle may fill suddenly.
 _GLANCE_S: Final = 10.0
+#: A run that takes longer is ended, since its process may be frozen; the next one goes on where it was.
+_RUN_S_MAX: Final = 4 * 3600.0
 _RUNS_MAX: Final = 20  #: one after the other, before the next pause
 #: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
 _LATE_SHARE: Final = 0.05
@@ -199,8 +201,6 @@ def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float
     return min(terms.every_s, max(_PAUSE_S_MIN, left / 2 / bytes_s))
 
 
-#: A run that takes longer is ended, since its process may be frozen; the next one goes on where it was.
-_RUN_S_MAX: Final = 4 * 3600.0
 #: Moves events once, wherever that is done; see `move`.
 Work = Callable[[], Awaitable[MoveOutcome]]
 

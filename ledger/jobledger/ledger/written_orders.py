@@ -58,7 +58,7 @@ class WrittenOrder(
 
     @classmethod
     def read(cls, text: str) -> WrittenOrder:
-        """Return what is written. Raises: InvalidInputError for what is none, or of a later release."""
+        """Return the order in a text. Raises: InvalidInputError for one that is no order, or of a later release."""
         try:
             found = msgspec.json.decode(text, type=cls)
         except UNREADABLE as error:

@@ -15,7 +15,7 @@ import msgspec
 
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.gateway.hooks.addresses import networks
-from jobledger.gateway.process.messages import FROM_CHILD, FromChild, Looked, Setup
+from jobledger.gateway.process.messages import FROM_CHILD, FromChild, KeeperReport, Setup
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers.processes.child import Child, how_ended, python
@@ -123,7 +123,7 @@ class KeeperChild:
         """Have it look. Raises: ChildEndedError, OSError."""
         async with child("keeper", self._setup) as running:
             async for message in messages(running):
-                if isinstance(message, Looked):
+                if isinstance(message, KeeperReport):
                     return message.moved
         raise AssertionError("its messages end with an error")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from anyio.abc import ObjectReceiveStream
 
 from jobledger.admin.keeper import move, retention_of
-from jobledger.gateway.process.messages import Looked, Setup, ToChild, ToGateway
+from jobledger.gateway.process.messages import KeeperReport, Setup, ToChild, ToGateway
 from jobledger.ledger import Ledger
 
 
@@ -16,4 +16,4 @@ async def move_events(
 ) -> None:
     """Look once, and say what came of it. Raises: UnreachableError, what a look raises."""
     moved = await move(ledger, Path(setup.projection), await retention_of(ledger))
-    line.send(Looked(moved=moved))
+    line.send(KeeperReport(moved=moved))

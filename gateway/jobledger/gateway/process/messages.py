@@ -24,7 +24,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     key_file: str = ""  #: what unseals secrets; "": nothing does
 
 
-class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
+class KeeperReport(msgspec.Struct, frozen=True, kw_only=True, tag="keeper_report"):
     """The keeper has looked once: what it moved, and what kept it from more."""
 
     moved: MoveOutcome
@@ -58,7 +58,7 @@ class NotLent(msgspec.Struct, frozen=True, kw_only=True, tag="not_lent"):
 
 
 ToChild = Setup | Want | GiveBack
-FromChild = Ready | Fault | LogLine | Looked | Lent | NotLent
+FromChild = Ready | Fault | LogLine | KeeperReport | Lent | NotLent
 TO_CHILD: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 FROM_CHILD: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)
 #: The line of a child to its gateway.

@@ -191,9 +191,9 @@ class JetStreamLeases:
     async def _own_newer(self, entry: Entry, own: WorkerInfo) -> int | None:
         """Return the revision of our own renewal whose answer was lost, None when the lease is over.
 
-        While it lives only this process writes this key, so a newer revision is its own, also where it expected no key:
-        unless that says that the process is gone, or another one took the name; then the lease is over. The time of a
-        lease counts from when it was stored, so the key has to be written once more to be good for the whole time.
+        While this process lives, nobody else writes its key, so a newer revision is its own, also where it expected no
+        key. The lease is over if the key says that the process has ended, or if another process took the name. A lease
+        lasts from when it was stored, so the caller writes the key once more, and has the whole time again.
         """
         found = await self._last(entry.subject)
         if found is None or (info := self._read(entry.subject, found[0])) is None or info.stopped:

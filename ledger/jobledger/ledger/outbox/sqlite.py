@@ -108,7 +108,8 @@ class SqliteOutbox:
                     isolation_level=None,
                     check_same_thread=False,
                 )
-                # SQLite stores any bytes as text. What is none becomes an escape that no JSON has: that row is refused.
+                # SQLite stores any bytes as text. Bytes that are no UTF-8 are read as escapes, which are no JSON, so the
+                # relay refuses that row.
                 self._connection.text_factory = _text
             return work(self._connection)
 

@@ -85,7 +85,7 @@ class Line(Generic[Message]):
         await self._writer.drain()
 
     async def receive(self) -> Message:
-        """Return the next message; one whose wait was cancelled comes again.
+        """Return the next message. A call that is cancelled loses no message: the next call returns it.
 
         Raises: BrokenFrameError; ConnectionError when there will be none.
         """
