@@ -62,6 +62,11 @@ class Rig:
         self.moves += bool(moved.events)
         return moved
 
+    async def until_moved(self) -> None:
+        """Wait until events have moved once more."""
+        before = self.moves
+        await until(lambda: self.moves > before)
+
     @contextlib.asynccontextmanager
     async def keeping(self) -> AsyncGenerator[Keeper]:
         keeper = Keeper(self.ledger, self.move)
@@ -120,8 +125,7 @@ async def test_ten_ledgers_worth_of_jobs_go_through_one(connected: Connect, tmp_
                 peak = max(peak, share)
                 above = above + len(text) if share > 0.5 else 0
                 if above > 0.1 * LARGE:
-                    moves = rig.moves
-                    await until(lambda before=moves: rig.moves > before)
+                    await rig.until_moved()
                     above = 0
             assert job is not None
             await ended(job)
