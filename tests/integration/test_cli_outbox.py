@@ -158,6 +158,21 @@ def test_a_password_is_neither_in_a_log_nor_in_the_words_of_the_process(
     assert "topsecret" not in relay.errors
 
 
+def test_a_relay_that_begins_before_its_database_waits_for_it(
+    cli: CommandLine, postgres: Postgres, command: Callable[..., Process]
+) -> None:
+    where = ("--database", postgres.new_database())
+    assert cli.run("outbox", "create", *where).code == 0
+    postgres.kill()
+    relay = command("outbox", "relay", "--json", "--wait-for-server", "30s", *where, *cli.where)
+    given_up = cli.run("outbox", "relay", "--wait-for-server", "0", *where, *cli.where)
+    assert (given_up.code, "cannot be used now" in given_up.err) == (5, True)
+    assert "cannot be used now" in relay.said("retrying for 30 s (--wait-for-server)")
+    postgres.start()
+    assert relay.line()["outbox"] == "main"
+    assert relay.end(signal.SIGTERM) == 0
+
+
 def test_the_statements_of_the_schema_make_the_table(cli: CommandLine, path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.executescript(cli.run("outbox", "schema", "sqlite").out)

@@ -18,7 +18,7 @@ from jobledger.cli.groups import OUTBOX
 from jobledger.cli.logs import log_as_process
 from jobledger.cli.output import Output
 from jobledger.cli.server_options import is_typed
-from jobledger.cli.session import stoppable, until_closed
+from jobledger.cli.session import retried_at_start, stoppable, until_closed
 from jobledger.cli.text import age, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
@@ -136,7 +136,8 @@ async def relay(
         log_as_process()
     output = cli.output
     async with stoppable(), _opened(database, database_file) as outbox:
-        await outbox.counts()  # what is wrong with it is told before anything else
+        # What is wrong with it is told before anything else.
+        await retried_at_start(cli.target, outbox.counts)
         async with cli.ledger() as ledger, anyio.create_task_group() as group:
             group.start_soon(until_closed, ledger)
             made = Relay(

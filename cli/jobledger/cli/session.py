@@ -125,11 +125,19 @@ async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings:
     """Connect until the end of `stack`; retry a server that is starting, as the target says. Raises: as `opened`."""
     from jobledger.ledger.connection import connect  # noqa: PLC0415
 
+    return await retried_at_start(target, lambda: stack.enter_async_context(connect(target.url, **settings)))
+
+
+async def retried_at_start(target: Target, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return what `attempt` returns; while a server is away, try again for as long as the target says.
+
+    Raises: as `attempt`, of whatever no wait helps, and of the last failure.
+    """
     until = anyio.current_time() + target.wait_for_server_s
     is_told = False
     while True:
         try:
-            return await stack.enter_async_context(connect(target.url, **settings))
+            return await attempt()
         except (UnreachableError, JetStreamDisabledError) as error:
             left_s = until - anyio.current_time()
             if is_for_good(error) or left_s <= 0:
