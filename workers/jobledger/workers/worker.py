@@ -31,6 +31,7 @@ from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcement import announce_tasks
 from jobledger.workers.attempt.abandoned import AbandonedSlots
+from jobledger.workers.attempt.at_hand import AtHand
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
@@ -114,7 +115,8 @@ class Worker:
         #: The queues that it takes jobs of: its own, and that of the ledger's own runs.
         self.served = (*own, *built_in)
         self._pool: ProcessPool | None = None
-        self._taken = 0  #: deliveries
+        self._taken = 0  #: deliveries that were begun
+        self._is_filling = False
         self.taking = asyncio.Event()  #: set once it has a lease and asks for work
         self._stopping = asyncio.Event()
         self._stopping_at_once = asyncio.Event()
@@ -123,6 +125,7 @@ class Worker:
         self._intake = Intake(
             ledger, self._config, own, built_in=built_in, free=self._wanted, on_work=self._on_work
         )
+        self._at_hand = AtHand(ledger.connection.loop, self._config.concurrency, self._give_back)
         self._lease = self._lease_keeper(announce)
         self._abandoned = AbandonedSlots(self._on_abandoned_slots)
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
@@ -200,6 +203,7 @@ class Worker:
             abandoned=self._abandoned,
             cancel_grace_s=self._config.cancel_grace_s,
             on_settled=self._on_settled,
+            on_run=self._on_run,
             pauses=self._pauses,
             kept=self._kept,
             on_logged=self._logs.on_end,
@@ -220,8 +224,8 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """How many attempts run at this moment."""
-        return len(self._attempts.running)
+        """How many attempts run at this moment; one whose outcome is on its way has run."""
+        return len(self._attempts.running) - self._attempts.recording
 
     @property
     def begun(self) -> int:
@@ -297,6 +301,7 @@ class Worker:
         try:
             await self._until_stopped(pulling)
             await end(pulling)
+            self._at_hand.give_back()
             await self._intake.close()
             await self._drain()
         finally:
@@ -368,26 +373,56 @@ class Worker:
 
     def _wanted(self) -> int:
         """Return how many jobs to ask for: none without a lease, since each would have to wait for a later delivery."""
-        return self._free() if self._lease.is_valid else 0
+        if not self._lease.is_valid:
+            return 0
+        # Who takes a number of jobs takes no more than these from others, not even for a moment.
+        return self._free() + (self._at_hand.room if self._config.jobs_max is None else 0)
 
     def _free(self) -> int:
-        free = self._config.concurrency - self._attempts.active - len(self._abandoned)
+        """Return how many slots are free; a job whose outcome is on its way has left its slot.
+
+        But not more jobs than there are slots: outcomes that the server does not answer hold up those behind them.
+        """
+        slots, attempts = self._config.concurrency, self._attempts
+        free = slots - attempts.active + min(attempts.recording, slots) - len(self._abandoned)
         most = self._config.jobs_max
         return free if most is None else min(free, most - self._taken)
 
     def _on_work(self, delivery: Delivery) -> None:
-        if self._stopping.is_set() or self._free() <= 0:
-            # No slot is free: the delivery answers an earlier request, and an idle worker should have it.
-            self._intake.settle(delivery, nak(elsewhere_s(delivery.delivered)))
-            return
+        if not self._stopping.is_set():
+            if self._free() > 0:
+                self._take(delivery)
+                return
+            if self._at_hand.add(delivery):
+                return
+        self._give_back(delivery)
+
+    def _take(self, delivery: Delivery) -> None:
         self._taken += 1
         self._attempts.take(delivery)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """Let an idle worker have a delivery for which no slot is free here."""
+        self._intake.settle(delivery, nak(elsewhere_s(delivery.delivered)))
+
+    def _on_run(self, seconds: float) -> None:
+        self._at_hand.ran(seconds)
+        self._fill()
 
     def _on_settled(self) -> None:
         if not self._attempts.active:
             self._idle.set()
             if self._taken == self._config.jobs_max:
                 self.stop()
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin what is at hand in slots that became free, and ask for more."""
+        if self._at_hand and not (self._stopping.is_set() or self._is_filling):
+            self._is_filling = True  # one that is settled at once frees its slot from within
+            while self._at_hand and self._free() > 0:
+                self._take(self._at_hand.next())
+            self._is_filling = False
         self._intake.wake()
 
     def _job_ids(self) -> list[str]:

@@ -61,6 +61,7 @@ class Work(msgspec.Struct, eq=False):
     deliveries: list[Delivery]  #: those that are settled with it, itself first
     own_task: asyncio.Task[None] | None = None  #: what handles it; None before its claim is answered
     is_left: bool = False  #: its attempt was abandoned, and another one settles it
+    ran_s: float = 0.0  #: how long the code of an ordinary job ran
 
 
 class Attempts:
@@ -78,12 +79,14 @@ class Attempts:
         abandoned: AbandonedSlots,
         cancel_grace_s: float,
         on_settled: Callable[[], None],
+        on_run: Callable[[float], None] = lambda _seconds: None,
         pauses: PauseWatch | None = None,
         kept: KeptChains | None = None,
         on_logged: Callable[[Attempt], None] = lambda _attempt: None,
     ) -> None:
         """`on_settled` hears of each delivery that is not handled any more, which frees a slot.
 
+        `on_run` hears how long the code of an ordinary job ran, once its outcome is on its way: that frees a slot, too.
         `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a
         person runs them past their queues. `on_logged` hears of the end of an attempt whose code logged something.
         """
@@ -116,6 +119,8 @@ class Attempts:
         self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
         self._cancel_grace_s = cancel_grace_s
         self._on_settled = on_settled
+        self._on_run = on_run
+        self._recording = 0  # outcomes of ordinary jobs that are on their way, and took no slot
         self._is_cut_off = False
         self._on_logged = on_logged
 
@@ -197,6 +202,8 @@ class Attempts:
                 self._end(attempt)
 
     async def _execute_and_record(self, work: Work, attempt: Attempt) -> Settlement | None:
+        now = self._ledger.connection.loop.time
+        began = now()
         outcome, control = await self._execute(attempt), attempt.control
         if control.abandoned:
             return DROP
@@ -207,11 +214,13 @@ class Attempts:
             outcome = msgspec.structs.replace(outcome, offers_again=few)
         answered = functools.partial(self._on_recorded, work, attempt, outcome)
         if self._recorder.begin(attempt, outcome, answered):
+            work.ran_s = now() - began
             return None
         return await self._recorder.record(attempt, outcome)
 
     def _on_recorded(self, work: Work, attempt: Attempt, outcome: Outcome, answer: int | Exception) -> None:
         """Settle the delivery of an ordinary job whose outcome is stored; else find out what became of that."""
+        self._recording -= 1
         if not isinstance(answer, Exception):
             self._end(attempt)
             self._conclude(work, ACK)
@@ -247,7 +256,10 @@ class Attempts:
         except Exception as error:  # noqa: BLE001 - as in `take`
             settlement = _after_trouble(error, work.delivery, self._ledger.connection.outage)
         finally:
-            if settlement is not None and not work.is_left:
+            if settlement is None:
+                self._recording += 1
+                self._on_run(work.ran_s)
+            elif not work.is_left:
                 self._conclude(work, settlement)
 
     def _cut_off(self, delivery: Delivery) -> None:
@@ -439,8 +451,13 @@ class Attempts:
 
     @property
     def active(self) -> int:
-        """How many deliveries are handled; each takes a slot."""
+        """How many deliveries are handled."""
         return len(self._handled)
+
+    @property
+    def recording(self) -> int:
+        """How many of them have run, and wait only for the answer to their outcome."""
+        return self._recording
 
     def cut_off(self) -> list[asyncio.Task[None]]:
         """Cancel what is handled, and go on with no answer any more; return the tasks that are about to end."""

@@ -1,7 +1,8 @@
 """Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
 
-A worker asks for no more than its free slots, so a busy one holds no job that an idle one
-could do; only an empty lane has a standing request for one message, which goes back if no slot is free then.
+A worker asks for no more than its free slots and, while jobs are short, for what it begins in the next moment
+(`at_hand`), so a busy one holds no job that an idle one could do; only an empty lane has a standing request for one
+message, which goes back if there is no room for it then.
 It asks high, then normal, then low; but every sixteenth request goes to the lowest priority, for an eighth of
 the free slots. Queues share the slots of a priority by their weights. Deliveries on hand, waiting or running, are
 kept alive by +WPI every third of the ack wait.
@@ -59,8 +60,8 @@ _NANOSECONDS: Final = 1_000_000_000
 class Intake:
     """Asks the consumers of some queues for work and settles what was delivered.
 
-    `on_work` gets each delivery, from the connection's reader: it starts it or gives it back. `free` says how many more
-    could start now. `built_in`: queues of the ledger's own runs, which have one priority.
+    `on_work` gets each delivery, from the connection's reader: it starts it, keeps it or gives it back. `free` says how
+    many more are wanted now. `built_in`: queues of the ledger's own runs, which have one priority.
     """
 
     def __init__(

@@ -1,0 +1,78 @@
+"""Deliveries that are at hand before a slot is free for them: where jobs are short, a slot never waits for the next one.
+
+The claim of the next job is then on its way together with the outcome that freed its slot, in one group where the
+server fsyncs. What is at hand waits for no longer than a few short jobs take; if it must, another worker gets it.
+Source: ADR 071.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, TimerHandle
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from jobledger.ledger.nats.pull import Delivery
+
+#: Code that runs for less than this, on average, leaves a delivery at hand waiting for about as long.
+_SHORT_S: Final = 0.02
+#: A delivery that was at hand for this long goes back: the slots are held by longer jobs than those before, or the
+#: server is slow. An fsync of a slow disk takes a tenth of it.
+_AT_HAND_S_MAX: Final = 0.25
+#: How long a job is taken to run before there were any, and after a delivery went back: some sixty short ones bring the
+#: average below `_SHORT_S`.
+_LONG_S: Final = 1.0
+_WEIGHT: Final = 1 / 16  # of the newest job in the average
+
+
+class AtHand:
+    """The deliveries of one worker that wait for a slot, at most as many as it has slots. Used on the loop only."""
+
+    def __init__(self, loop: AbstractEventLoop, slots: int, give_back: Callable[[Delivery], None]) -> None:
+        """`give_back` lets another worker have a delivery."""
+        self._loop = loop
+        self._slots = slots
+        self._give_back = give_back
+        self._waiting: deque[tuple[Delivery, float]] = deque()  # and since when, the oldest first
+        self._run_s = _LONG_S  # how long code runs, on average
+        self._looking: TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Return how many are at hand."""
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """How many more may be asked for: none where jobs are long, since another worker could run them."""
+        return self._slots - len(self._waiting) if self._run_s < _SHORT_S else 0
+
+    def ran(self, seconds: float) -> None:
+        """Learn how long the code of a job ran."""
+        self._run_s += (seconds - self._run_s) * _WEIGHT
+
+    def add(self, delivery: Delivery) -> bool:
+        """Keep a delivery for the next free slot; return False where there is no room for it."""
+        if self.room <= 0:
+            return False
+        self._waiting.append((delivery, self._loop.time()))
+        if self._looking is None:
+            self._looking = self._loop.call_later(_AT_HAND_S_MAX, self._look)
+        return True
+
+    def next(self) -> Delivery:
+        """Take the oldest one; there must be one."""
+        return self._waiting.popleft()[0]
+
+    def give_back(self) -> None:
+        """Give all back: the worker takes no more jobs."""
+        while self._waiting:
+            self._give_back(self.next())
+
+    def _look(self) -> None:
+        self._looking = None
+        now = self._loop.time()
+        while self._waiting and self._waiting[0][1] + _AT_HAND_S_MAX <= now:
+            self._run_s = _LONG_S
+            self._give_back(self.next())
+        if self._waiting:
+            self._looking = self._loop.call_later(self._waiting[0][1] + _AT_HAND_S_MAX - now, self._look)
