@@ -71,7 +71,7 @@ async def test_what_is_at_hand_runs_elsewhere_before_long(connected: Connect, st
         long = [await one.enqueue(gated) for _ in range(SLOTS)]
         behind = [await one.enqueue(short, number) for number in range(SLOTS)]
         async with working(one, short, gated, **settings) as busy:
-            await until(lambda: _Seen.gated == SLOTS and len(busy._at_hand) > 0)
+            await until(lambda: _Seen.gated == SLOTS and len(busy._at_hand.waiting) > 0)
             if stops:
                 busy.stop()
             async with working(two, short, gated, **settings):

@@ -26,7 +26,7 @@ def _made(slots: int = 3, *, jobs_s: float | None = SHORT_S) -> tuple[AtHand, li
 @pytest.mark.parametrize("jobs_s", [None, LONG_S], ids=["before any job", "after long ones"])
 async def test_nothing_is_kept_unless_jobs_are_short(jobs_s: float | None) -> None:
     made, back = _made(jobs_s=jobs_s)
-    assert (made.room, made.add(_delivery(1)), len(made), back) == (0, False, 0, [])
+    assert (made.room, made.add(_delivery(1)), len(made.waiting), back) == (0, False, 0, [])
 
 
 async def test_as_many_are_kept_as_there_are_slots_and_the_oldest_comes_first() -> None:
@@ -34,8 +34,8 @@ async def test_as_many_are_kept_as_there_are_slots_and_the_oldest_comes_first() 
     one, two, three = _delivery(1), _delivery(2), _delivery(3)
     assert made.room == 2
     assert [made.add(each) for each in (one, two, three)] == [True, True, False]
-    assert (made.room, len(made)) == (0, 2)
-    assert [made.next(), made.next()] == [one, two]
+    assert (made.room, len(made.waiting)) == (0, 2)
+    assert [made.waiting.popleft()[0] for _ in range(2)] == [one, two]
     assert back == []
 
 
@@ -45,7 +45,7 @@ async def test_what_waits_too_long_goes_back_and_nothing_is_kept_until_jobs_are_
     assert made.add(one)
     assert made.add(two)
     await until(lambda: back == [one, two])
-    assert (len(made), made.room) == (0, 0)
+    assert (len(made.waiting), made.room) == (0, 0)
     for _ in range(100):
         made.ran(SHORT_S)
     assert made.add(one)
@@ -58,7 +58,7 @@ async def test_a_worker_that_stops_gives_all_back_at_once() -> None:
     assert made.add(one)
     assert made.add(two)
     made.give_back()
-    assert (back, len(made)) == ([one, two], 0)
+    assert (back, len(made.waiting)) == ([one, two], 0)
 
 
 def _delivery(number: int) -> Any:

@@ -391,15 +391,12 @@ class Worker:
     def _on_work(self, delivery: Delivery) -> None:
         if not self._stopping.is_set():
             if self._free() > 0:
-                self._take(delivery)
+                self._taken += 1
+                self._attempts.take(delivery)
                 return
             if self._at_hand.add(delivery):
                 return
         self._give_back(delivery)
-
-    def _take(self, delivery: Delivery) -> None:
-        self._taken += 1
-        self._attempts.take(delivery)
 
     def _give_back(self, delivery: Delivery) -> None:
         """Let an idle worker have a delivery for which no slot is free here."""
@@ -407,23 +404,29 @@ class Worker:
 
     def _on_run(self, seconds: float) -> None:
         self._at_hand.ran(seconds)
-        self._fill()
+        if self._at_hand.waiting:
+            self._fill()
+        self._intake.wake()
 
     def _on_settled(self) -> None:
         if not self._attempts.active:
             self._idle.set()
             if self._taken == self._config.jobs_max:
                 self.stop()
-        self._fill()
+        if self._at_hand.waiting:
+            self._fill()
+        self._intake.wake()
 
     def _fill(self) -> None:
-        """Begin what is at hand in slots that became free, and ask for more."""
-        if self._at_hand and not (self._stopping.is_set() or self._is_filling):
-            self._is_filling = True  # one that is settled at once frees its slot from within
-            while self._at_hand and self._free() > 0:
-                self._take(self._at_hand.next())
-            self._is_filling = False
-        self._intake.wake()
+        """Begin what is at hand in slots that became free."""
+        if self._stopping.is_set() or self._is_filling:
+            return
+        self._is_filling = True  # one that is settled at once frees its slot from within
+        waiting = self._at_hand.waiting
+        while waiting and self._free() > 0:
+            self._taken += 1
+            self._attempts.take(waiting.popleft()[0])
+        self._is_filling = False
 
     def _job_ids(self) -> list[str]:
         return [ref.job_id for ref in self._attempts.running]

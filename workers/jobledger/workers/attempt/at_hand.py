@@ -33,18 +33,14 @@ class AtHand:
         self._loop = loop
         self._slots = slots
         self._give_back = give_back
-        self._waiting: deque[tuple[Delivery, float]] = deque()  # and since when, the oldest first
+        self.waiting: deque[tuple[Delivery, float]] = deque()  #: and since when, the oldest first
         self._run_s = _LONG_S  # how long code runs, on average
         self._looking: TimerHandle | None = None
-
-    def __len__(self) -> int:
-        """Return how many are at hand."""
-        return len(self._waiting)
 
     @property
     def room(self) -> int:
         """How many more may be asked for: none where jobs are long, since another worker could run them."""
-        return self._slots - len(self._waiting) if self._run_s < _SHORT_S else 0
+        return self._slots - len(self.waiting) if self._run_s < _SHORT_S else 0
 
     def ran(self, seconds: float) -> None:
         """Learn how long the code of a job ran."""
@@ -52,27 +48,23 @@ class AtHand:
 
     def add(self, delivery: Delivery) -> bool:
         """Keep a delivery for the next free slot; return False where there is no room for it."""
-        if self.room <= 0:
+        if self._run_s >= _SHORT_S or len(self.waiting) >= self._slots:
             return False
-        self._waiting.append((delivery, self._loop.time()))
+        self.waiting.append((delivery, self._loop.time()))
         if self._looking is None:
             self._looking = self._loop.call_later(_AT_HAND_S_MAX, self._look)
         return True
 
-    def next(self) -> Delivery:
-        """Take the oldest one; there must be one."""
-        return self._waiting.popleft()[0]
-
     def give_back(self) -> None:
         """Give all back: the worker takes no more jobs."""
-        while self._waiting:
-            self._give_back(self.next())
+        while self.waiting:
+            self._give_back(self.waiting.popleft()[0])
 
     def _look(self) -> None:
         self._looking = None
         now = self._loop.time()
-        while self._waiting and self._waiting[0][1] + _AT_HAND_S_MAX <= now:
+        while self.waiting and self.waiting[0][1] + _AT_HAND_S_MAX <= now:
             self._run_s = _LONG_S
-            self._give_back(self.next())
-        if self._waiting:
-            self._looking = self._loop.call_later(self._waiting[0][1] + _AT_HAND_S_MAX - now, self._look)
+            self._give_back(self.waiting.popleft()[0])
+        if self.waiting:
+            self._looking = self._loop.call_later(self.waiting[0][1] + _AT_HAND_S_MAX - now, self._look)

@@ -120,7 +120,9 @@ class Attempts:
         self._cancel_grace_s = cancel_grace_s
         self._on_settled = on_settled
         self._on_run = on_run
-        self._recording = 0  # outcomes of ordinary jobs that are on their way, and took no slot
+        self.recording = (
+            0  #: deliveries whose code has returned, and which wait only for the answer to its outcome
+        )
         self._is_cut_off = False
         self._on_logged = on_logged
 
@@ -220,7 +222,7 @@ class Attempts:
 
     def _on_recorded(self, work: Work, attempt: Attempt, outcome: Outcome, answer: int | Exception) -> None:
         """Settle the delivery of an ordinary job whose outcome is stored; else find out what became of that."""
-        self._recording -= 1
+        self.recording -= 1
         if not isinstance(answer, Exception):
             self._end(attempt)
             self._conclude(work, ACK)
@@ -257,7 +259,7 @@ class Attempts:
             settlement = _after_trouble(error, work.delivery, self._ledger.connection.outage)
         finally:
             if settlement is None:
-                self._recording += 1
+                self.recording += 1
                 self._on_run(work.ran_s)
             elif not work.is_left:
                 self._conclude(work, settlement)
@@ -453,11 +455,6 @@ class Attempts:
     def active(self) -> int:
         """How many deliveries are handled."""
         return len(self._handled)
-
-    @property
-    def recording(self) -> int:
-        """How many of them have run, and wait only for the answer to their outcome."""
-        return self._recording
 
     def cut_off(self) -> list[asyncio.Task[None]]:
         """Cancel what is handled, and go on with no answer any more; return the tasks that are about to end."""
