@@ -467,6 +467,7 @@ SAID: Final[dict[str, Any]] = {
     "on_end": (Callback(on="fail", task="told", queue="email", argument="end"),),
     "deadline_s": 60.0,
     "inherits": ("api",),
+    "key": "person:17/1",
 }
 
 

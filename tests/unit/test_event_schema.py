@@ -127,7 +127,7 @@ def test_a_first_event_has_each_field_of_an_order_in_the_same_form(tag: str) -> 
     event = AGGREGATES["job"].types[tag]
     assert {name: form(event)[name] for name in form(Order)} == form(Order)
     flat = set(Scheduled.__struct_fields__) & set(Queued.__struct_fields__)
-    assert flat - {"reason", *Event.__struct_fields__} == set(form(Order)) - {"trace", "correlation"}
+    assert flat - {"reason", *Event.__struct_fields__} == set(form(Order)) - {"trace", "correlation", "key"}
 
 
 def test_types_and_identities_are_unique_and_every_aggregate_is_described() -> None:

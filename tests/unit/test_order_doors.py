@@ -65,6 +65,7 @@ MADE: Final = {
     "on_end": "the code of the workflow",
     "deadline_s": "the code of the workflow",
     "inherits": "the run above",
+    "key": "the enqueuer, of the owner",
 }
 PLAIN: Final = tuple(name for name in Order.__struct_fields__ if name not in MADE)
 WORD: Final = "x-7"

@@ -25,6 +25,7 @@ _OWN_OPTION: Final = {"weights": "queues", "schedules": "no_schedules"}
 _PYTHON_ONLY: Final = {
     "create": "each command decides whether it makes a ledger",
     "nats_options": "objects of Python, such as a TLS context",
+    "sealing": "an object of Python",
     "supervisor": "a supervisor tells its own processes, by --supervised",
 }
 _GATEWAY_HAS_ITS_OWN: Final = {
@@ -48,6 +49,8 @@ _VALUES: Final[Mapping[str, tuple[str, Any]]] = {
     "lease_s": ("20", 20.0),
     "replicas": ("3", 3),
     "commit": ("group", "group"),
+    "master_key": ("file:/k", "file:/k"),
+    "seal": ("all", "all"),
     "enqueue_in_flight_max": ("9", 9),
     "prefetch_max": ("10", 10),
     "inbox_prefix": ("_INBOX_me", "_INBOX_me"),

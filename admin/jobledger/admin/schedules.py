@@ -14,7 +14,7 @@ from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.job_orders import with_tenant
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
+from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError, WrongSequenceError
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.schedules.definition import LATE
 from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue, check_users_task
@@ -182,7 +182,11 @@ async def like_unloaded(
     if announced is not None:
         declared = msgspec.structs.replace(options, tenant_template=announced.defaults.tenant_template)
         options = with_tenant(announced, declared, text)
-    value, reference = await ledger.inputs.put(text, what=what)
+    if announced is not None and announced.defaults.owner:
+        raise InvalidInputError(
+            f"task {task} has an owner, and a schedule cannot have one: enqueue its jobs by hand"
+        )
+    value, reference = await ledger.inputs.put(text, what=what, key="")
     order = options.order(value, reference)
     like = Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
     return like, known is not None

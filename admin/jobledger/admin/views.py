@@ -15,7 +15,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.attempts import Attempt, Progress
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
+from jobledger.ledger.model.errors import ErasedError, KeyUnavailableError, PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, Hidden, hide
@@ -119,8 +119,8 @@ async def details_as(
         queue=job.queue,
         task=job.task,
         status=job.state.value,
-        input=await _value(ledger.inputs, job.order.input, job.order.input_ref, archived),
-        result=await _value(results, job.result, job.result_ref, archived),
+        input=await _value(ledger.inputs, job.order.input, job.order.input_ref, archived, key=job.order.key),
+        result=await _value(results, job.result, job.result_ref, archived, key=job.order.key),
         error=job.error,
         created_at=job.created_at,
         updated_at=job.updated_at,
@@ -147,13 +147,17 @@ def _maker(events: Sequence[StoredEvent]) -> str | None:
 
 
 async def _value(
-    store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None
+    store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None, *, key: str
 ) -> Any:
     """Return a value; an `Absent` where neither the object store nor the archive has it as it was."""
     if value is NO_VALUE and ref is None:
         return None
     try:
-        return msgspec.json.decode(await store.get(value, ref))
+        return msgspec.json.decode(await store.get(value, ref, key=key))
+    except ErasedError as error:
+        return {"erased": error.key}
+    except KeyUnavailableError:
+        return {"sealed": key}
     except PayloadMissingError as error:
         assert ref is not None, "only a referenced value can be missing"
         state = error.state

@@ -12,6 +12,7 @@ from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import Origin, child_id
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.seals import owner_of
 from jobledger.ledger.model.subjects import JobRef
 
 _ID_MAX: Final = 64  #: characters, as of every name in a subject
@@ -26,6 +27,7 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace: str = ""  #: W3C traceparent of who enqueued it
     tenant: str = ""
     correlation: str = ""  #: the first cause it belongs to; "": it is one itself
+    owner: str = ""  #: whose data it holds
 
     @classmethod
     def of(cls, job: Job, worker: str) -> Self:
@@ -37,6 +39,7 @@ class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             trace=job.trace,
             tenant=order.tenant,
             correlation=order.correlation,
+            owner=owner_of(order.key),
         )
 
 

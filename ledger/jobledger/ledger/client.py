@@ -31,6 +31,7 @@ from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.queue_pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
+from jobledger.ledger.model.seals import KeyHolder
 from jobledger.ledger.model.subjects import JobRef, Names, check_token
 from jobledger.ledger.nats.attempt_logs import JobLogs, read_logs
 from jobledger.ledger.nats.connection import Connection
@@ -98,6 +99,7 @@ class Ledger:
         hints: Hints,
         inputs: Payloads,
         results: Payloads,
+        keys: KeyHolder,
         config: LedgerConfig,
         clock: Clock,
     ) -> None:
@@ -108,6 +110,7 @@ class Ledger:
         self.hints = hints
         self.inputs = inputs
         self.results = results
+        self.keys = keys  #: who has the keys of owners
         self.patience = Patience(connection, config.request_timeout_s)
         # For a task, giving up costs an attempt, so it waits longer. One for all attempts: see `Deadlines`.
         self._patience_of_tasks = Patience(connection, config.append_timeout_s)

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.seals import KeyHolder
 from jobledger.ledger.nats.access import LOGIN_NAMES, Access, from_variables
 from jobledger.ledger.nats.contexts import settings_of_context
 
@@ -20,6 +21,8 @@ VARIABLES: Final = {
     "tables_at": "JOBLEDGER_TABLES",
     "inbox_prefix": "JOBLEDGER_INBOX_PREFIX",
     "replicas": "JOBLEDGER_REPLICAS",
+    "master_key": "JOBLEDGER_MASTER_KEY",
+    "seal": "JOBLEDGER_SEAL",
 }
 #: Names a context of the `nats` command in the place of a `url`.
 CONTEXT: Final = "JOBLEDGER_CONTEXT"
@@ -30,6 +33,7 @@ _TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
 LEDGER_BYTES_MIN: Final = 1 << 16  #: how small the limit of a ledger may be
 REPLICAS: Final = (1, 3, 5)  #: how many copies of a stream there may be
 _COMMITS: Final = ("auto", "group", "pipeline")
+_SEALS: Final = ("owners", "all")
 
 
 class LedgerConfig(Access, frozen=True, kw_only=True):
@@ -54,6 +58,10 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     commit: Literal["auto", "group", "pipeline"] = "auto"  #: how appends are sent; auto: the faster one here
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` that wait for an answer
     prefetch_max: int = 2_048  #: events that a reader asks for at a time; fewer delay other clients less
+    master_key: str = ""  #: where the master keys of owners' keys are: `file:PATH`, `env:NAME` or `exec:PROGRAM`; "": nowhere
+    #: Whose values are sealed: `owners`, those of jobs that name an owner; `all`: others have the owner `ledger:default`.
+    seal: Literal["owners", "all"] = "owners"
+    sealing: KeyHolder | None = None  #: who has the keys of owners; None: the bucket KEYS and the master keys
     tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
     inbox_prefix: str = ""  #: what subjects of answers begin with; one per role where you use permissions
     nats_options: dict[str, Any] = msgspec.field(
@@ -100,6 +108,11 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             f"tables_bytes_max must be at least 1048576, got {self.tables_bytes_max!r}",
         )
         _require(self.replicas in (0, *REPLICAS), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
+        _require(self.seal in _SEALS, f"seal must be owners or all, got {self.seal!r}")
+        _require(
+            not (self.sealing and self.master_key),
+            "master_key and sealing are given: each has the keys of owners, leave one of them out",
+        )
         _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")
         for name in ("enqueue_in_flight_max", "prefetch_max"):
             count: object = getattr(self, name)

@@ -14,6 +14,7 @@ import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig, with_variables
+from jobledger.ledger.masters import masters_of
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import InvalidInputError, JetStreamDisabledError, UnreachableError
 from jobledger.ledger.model.subjects import Names
@@ -24,6 +25,7 @@ from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
+from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.streams import (
     RESULTS_LIFE_S,
@@ -85,6 +87,8 @@ async def connect(
             finally:
                 ledger.throttle.close()
                 await ledger.locks.close()
+                if isinstance(ledger.keys, OwnerKeys) and ledger.keys.masters is not None:
+                    await ledger.keys.masters.close()
 
 
 @contextlib.asynccontextmanager
@@ -223,9 +227,12 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         names=names,
         append_timeout_s=config.append_timeout_s,
     )
+    masters = masters_of(config.master_key, os.environ) if config.master_key else None
+    keys = config.sealing or OwnerKeys(inbox, publisher, names, masters, replicas=config.replicas or 1)
     payloads = functools.partial(
         Payloads,
         connection,
+        keys=keys,
         inline_bytes_max=config.inline_bytes_max,
         payload_bytes_max=config.payload_bytes_max,
         clock=clock,
@@ -240,6 +247,7 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         hints=hints,
         inputs=payloads(names.payloads_bucket),
         results=payloads(names.results_bucket, life_s=RESULTS_LIFE_S),
+        keys=keys,
         config=config,
         clock=clock,
     )

@@ -113,7 +113,7 @@ async def requeue(client: Client, ref: JobRef, how: RequeueOptions, *, by: str =
         text = await _new_input(client, job, how)
         command = how.command
         if text is not None:
-            value, reference = await client.inputs.put(text, what=_what(job))
+            value, reference = await client.inputs.put(text, what=_what(job), key=job.order.key)
             command = msgspec.structs.replace(command, input=value, input_ref=reference)
         events = decide(job, command, client.stamp(by))
         after = await append_requeue(client.log, chain, events, lambda: client.stamp(by))
@@ -144,7 +144,7 @@ async def _new_input(client: Client, job: Job, how: RequeueOptions) -> bytes | N
 
 
 async def _edited(client: Client, job: Job, edit: Mapping[str, Any]) -> dict[str, Any]:
-    old = await client.inputs.get(job.order.input, job.order.input_ref)
+    old = await client.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
     values: Any = {}
     if old:
         try:

@@ -49,6 +49,7 @@ def task(
     timeout_s: float | None = None,
     id: str | None = None,
     tenant: str | None = None,
+    owner: str | None = None,
     limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,
@@ -72,6 +73,7 @@ def task(
     timeout_s: float | None = None,
     id: str | None = None,  # noqa: A002 - the public name of the option
     tenant: str | None = None,
+    owner: str | None = None,
     limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,
@@ -87,7 +89,7 @@ def task(
     """Make a function, async or not, a task: `@task` or `@task(queue=..., max_attempts=..., timeout_s=...)`.
 
     The name a job carries is the function's, unless `name` is given; it must stay the same while jobs of it exist.
-    `id` and `tenant` are templates, such as `id="charge-{tenant_id}-{invoice}"`: each enqueue fills them from the job's
+    `id`, `tenant` and `owner` are templates, such as `id="charge-{tenant_id}-{invoice}"`: each enqueue fills them from the job's
     input. `{name}` is an argument, `{metadata.name}` a word of the metadata, `{tenant}` the tenant.
     What the options mean is said at `Options` and `Rules`; `schedule` makes jobs of it again and again, see `Schedule`.
 
@@ -102,6 +104,7 @@ def task(
         timeout_s=timeout_s,
         id_template=_template("id", id),
         tenant_template=_template("tenant", tenant),
+        owner=owner or "",
         limits=names,
         declared=declared,
         declared_queue=declared_queue,

@@ -25,6 +25,7 @@ from jobledger.ledger.job_orders import (
     identified,
     limits_named,
     new_job_id,
+    owner_named,
     plain_command,
     wish_of,
 )
@@ -44,6 +45,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import JobEvent, Member, order_at_first
 from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, child_id
+from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.parts import AnyJob, Client, job_name
@@ -86,6 +88,7 @@ class Enqueuer:
         self._config = config
         self._clock = clock
         self._tracing = tracing
+        self._seals_all = config.seal == "all"
         self._unique = UniqueJobs(self._log, client.stamp, self._begin_unique)
 
     def one(
@@ -118,10 +121,11 @@ class Enqueuer:
                 or options.declared
                 or options.declared_queue is not None
                 or plain.callbacks
+                or self._owner(plain, options, text)
             )
             command = await (client.patience.read(order) if needs_server else order())
         if options.unique is not None:
-            wish = wish_of(plain, options, command, text, self._clock)
+            wish = await self._wish(plain, options, command, text)
             return await self._one_of_its_kind(plain, options, wish)
         if self._tracing is None:
             sequence, created = await self._begun(plain, options, command)
@@ -145,7 +149,7 @@ class Enqueuer:
         what = f"input of task {written.task}"
         large = None
         if not client.inputs.fits_inline(text, what=what):
-            large = await client.patience.read(lambda: client.inputs.put(text, what=what))
+            large = await client.patience.read(lambda: client.inputs.put(text, what=what, key=""))
         if written.limits:
             await client.patience.read(lambda: self._ensure(written.limits))
         command = written.command(large)
@@ -232,8 +236,13 @@ class Enqueuer:
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
         plain, options = unpack(cast("Task[..., Any]", task))
+        if values is not None and (options.owner or self._seals_all):
+            raise InvalidInputError(
+                f"task {plain.name} has an owner, and a schedule cannot have one: enqueue its jobs by hand"
+            )
         if values is None:
-            options = msgspec.structs.replace(options, tenant_template="", declared=(), declared_queue=None)
+            later = {"tenant_template": "", "owner": "", "declared": (), "declared_queue": None}
+            options = msgspec.structs.replace(options, **later)
             text = b"{}"
         else:
             text = plain.signature.encode((), values)
@@ -242,7 +251,9 @@ class Enqueuer:
     def _is_plain(self, task: Kind, options: Options) -> bool:
         """Return whether a job with a small input is ordered as `plain_command` says: whether it needs none of `_order`."""
         return self._children is None and not (
-            options.tenant_template
+            options.owner
+            or self._seals_all
+            or options.tenant_template
             or options.limits
             or options.declared
             or options.declared_queue is not None
@@ -253,6 +264,11 @@ class Enqueuer:
             or task.callbacks
             or task.deadline_s is not None
         )
+
+    async def _wish(self, task: Kind, options: Options, command: Enqueue, text: bytes) -> Wish:
+        key = command.order.key
+        seals = await self._client.keys.key(key) if key else None
+        return wish_of(task, options, command, text, self._clock, seals)
 
     async def _one_of_its_kind(self, task: Kind, options: Options, wish: Wish) -> JobHandle[Any]:
         job_id = wish.command.ref.job_id
@@ -378,17 +394,36 @@ class Enqueuer:
     async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
         """Return what begins a job, after its large input and the code's definitions of its limits are in the ledger.
 
-        Raises: AccessDeniedError for a limit that the job may not name; as `command_of` and `Payloads.put`.
+        Raises: AccessDeniedError for a limit that the job may not name; as `command_of`, `Payloads.put` and
+            `KeyHolder.key_for`.
         """
         inputs, what = self._client.inputs, task.signature.what
+        owner = self._owner(task, options, text)
+        key = await self._key(task, owner) if owner else None
         # Nearly all inputs are small, which then cost no coroutine.
-        stored = None if inputs.fits_inline(text, what=what) else await inputs.put(text, what=what)
+        if key is None and inputs.fits_inline(text, what=what):
+            stored = None
+        else:
+            stored = await inputs.put(text, what=what, key="" if key is None else key.id)
         inherit = None if self._children is None else self._children.inherit
         command = command_of(
-            task, options, job_id, text, self._clock, stored=stored, notify=notify, inherit=inherit
+            task, options, job_id, text, self._clock, stored=stored, notify=notify, inherit=inherit, key=key
         )
         await self._ensure(limits_named(task, options))
         return command
+
+    def _owner(self, task: Kind, options: Options, text: bytes) -> str:
+        """Return whose data the job holds, "" where nobody said. Raises: InvalidInputError."""
+        inherited = "" if self._children is None else self._children.parent.owner
+        return owner_named(task, options, text) or inherited or (OWNER_DEFAULT if self._seals_all else "")
+
+    async def _key(self, task: Kind, owner: str) -> ValueKey:
+        """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; InvalidInputError."""
+        if task.version or task.callbacks or task.deadline_s is not None or getattr(task, "makes_runs", False):
+            raise InvalidInputError(
+                f"{task.name} is a workflow, and a run cannot have an owner: its steps are not sealed"
+            )
+        return await self._client.keys.key_for(owner)
 
     async def _ensure(self, named: Iterable[NamedLimits]) -> None:
         """Write the limits that the code of jobs defines to the ledger. Raises: as `CodeLimits.ensure`."""
@@ -485,7 +520,7 @@ class Enqueuer:
         self, task: Kind, options: Options, ordered: Awaitable[Enqueue], text: bytes
     ) -> Enqueue:
         assert options.unique is not None
-        return wish_of(task, options, await ordered, text, self._clock).command
+        return (await self._wish(task, options, await ordered, text)).command
 
 
 def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:

@@ -283,7 +283,9 @@ class JobHandle(Generic[R_co]):
             job, successor = await JobHandle[Any](self._client, ref)._end(left_s)  # noqa: SLF001 - the next one
         if job.state is JobState.COMPLETED:
             results = self._client.results if job.order.member is None else self._client.inputs
-            text = await self._client.patience.read(lambda: results.get(job.result, job.result_ref))
+            text = await self._client.patience.read(
+                lambda: results.get(job.result, job.result_ref, key=job.order.key)
+            )
             reader = self.reader
             value = msgspec.json.decode(text) if reader is None else reader.read_result(text, job.id)
             return cast("R_co", value)

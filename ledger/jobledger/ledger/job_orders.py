@@ -17,6 +17,7 @@ from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.events import Order, PayloadRef
+from jobledger.ledger.model.seals import ValueKey, seal_words
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import moment_of
@@ -69,6 +70,16 @@ def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
     return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
 
 
+def owner_named(task: Kind, options: Options, text: bytes) -> str:
+    """Return the owner that a job's options name, or that they make of its input; "" without one.
+
+    Raises: InvalidInputError.
+    """
+    if "{" not in options.owner:
+        return options.owner
+    return filled("owner", options.owner, _keyed(task, options, text, options.tenant))
+
+
 def plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
     """Return what begins a job with a small input that needs nothing of what `command_of` adds."""
     ref = JobRef(queue=options.queue, job_id=job_id)
@@ -85,8 +96,11 @@ def command_of(
     stored: tuple[msgspec.Raw, PayloadRef | None] | None = None,
     notify: str = "",
     inherit: Callable[[Order], Order] | None = None,
+    key: ValueKey | None = None,
 ) -> Enqueue:
     """Return what begins a job; `stored`: what its order says of the input, None: the input itself.
+
+    `key`: of the job's owner, by which `stored` is sealed.
 
     Raises: InvalidInputError, InvalidTokenError, TaskDefinitionError.
     """
@@ -104,8 +118,10 @@ def command_of(
         order = inherit(order)
     if options.declared or options.declared_queue is not None:
         arguments = functools.cache(lambda: task.signature.decode(text))
-        job = KeySource(task.name, options.queue, order, arguments)
+        job = KeySource(task.name, options.queue, order, arguments, None if key is None else key.index)
         order = with_limits(job, options.declared, options.declared_queue)
+    if key is not None:
+        order = msgspec.structs.replace(order, key=key.id, metadata=seal_words(key, order.metadata))
     run_at, delay_s = options.run_at, options.delay_s
     if options.debounce_s is not None:
         delay_s = options.debounce_s
@@ -140,8 +156,10 @@ def _named(task: str, options: Options, own: tuple[str, ...]) -> NamedLimits:
     )
 
 
-def wish_of(task: Kind, options: Options, command: Enqueue, text: bytes, clock: Clock) -> Wish:
-    """Return what an enqueue of a unique job wishes. Raises: as `wish_for`."""
+def wish_of(
+    task: Kind, options: Options, command: Enqueue, text: bytes, clock: Clock, seals: ValueKey | None = None
+) -> Wish:
+    """Return what an enqueue of a unique job wishes; `seals`: as in `wish_for`. Raises: as `wish_for`."""
     assert options.unique is not None, "only unique jobs have keys"
     return wish_for(
         task.signature,
@@ -152,4 +170,5 @@ def wish_of(task: Kind, options: Options, command: Enqueue, text: bytes, clock: 
         debounce_s=options.debounce_s,
         max_wait_s=options.max_wait_s,
         by=options.by,
+        seals=seals,
     )

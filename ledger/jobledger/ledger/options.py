@@ -29,7 +29,7 @@ from jobledger.ledger.model.inputs import (
 from jobledger.ledger.model.limits.names import UNNAMED, split
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.outcome import check_delay
-from jobledger.ledger.templates import check_template
+from jobledger.ledger.templates import check_owner_option, check_template
 from jobledger.ledger.unique.rule import Unique, check_debounce
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
@@ -66,6 +66,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     )
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
+    #: Whose data the job holds, such as `person:17` or, filled from the input, `person:{user_id}`: its values are sealed.
+    #: "": whose data the job holds that makes it, if one does.
+    owner: str = ""
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
     debounce_s: float | None = None  #: seconds between the last call of its kind and the run with its input
     max_wait_s: float | None = None  #: with `debounce_s`: at most this long after the first call
@@ -78,7 +81,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ""  #: W3C traceparent that the job belongs to; "": that of the span it is enqueued in, if one records
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901 - one question for each option
         """Check every option.
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError for a moment without time zone.
@@ -86,6 +89,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         check_token("queue", self.queue)
         if self.id is not None:
             check_token("job id", self.id)
+        if self.owner != "":
+            check_owner_option(self.owner)
         if self.id_template != "" or self.tenant_template != "" or self.on_other_input != "error":
             self._check_identity()
         if self.unique is not None or self.debounce_s is not None or self.max_wait_s is not None:
@@ -222,6 +227,7 @@ class OrderOptions(LabelOptions, total=False):
     delay_s: float | None  #: seconds before which it does not run
     run_at: datetime | None  #: not before this moment
     on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
+    owner: str | None  #: whose data it holds, `kind:id`: its values are sealed
 
 
 class LabelFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,6 +250,7 @@ class OrderFields(LabelFields, frozen=True, kw_only=True):
     run_at: datetime | None = None
     limits: tuple[str, ...] = ()
     on_other_input: OnOtherInput | None = None
+    owner: str | None = None
 
 
 class NodeFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -274,7 +281,7 @@ class JobHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: What the options of a job cannot say that a run, a graph or a batch makes.
-_OF_MAKER: Final = ("id", "delay_s", "run_at", "unique", "debounce_s", "by")
+_OF_MAKER: Final = ("owner", "id", "delay_s", "run_at", "unique", "debounce_s", "by")
 
 
 def refuse_of_maker(options: Options, what: str, maker: str) -> None:
@@ -285,6 +292,8 @@ def refuse_of_maker(options: Options, what: str, maker: str) -> None:
     Raises: TaskDefinitionError.
     """
     wrong = next((name for name in _OF_MAKER if getattr(options, name) not in {None, ""}), None)
+    if wrong == "owner":
+        raise TaskDefinitionError(f"{what} cannot have an owner: what {maker} keeps of it is not sealed")
     if wrong is not None:
         raise TaskDefinitionError(f"{what} cannot have {wrong}: {maker} gives it its id and begins it")
 

@@ -11,6 +11,7 @@ import msgspec
 from jobledger.ledger.limits.definitions import CodeLimits
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.model.seals import KeyHolder
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.named_values import Writer
 from jobledger.ledger.nats.attempt_logs import JobLogs
@@ -25,13 +26,13 @@ class Values(Protocol):
         ...
 
     async def put(
-        self, text: bytes, *, what: str, of_group: bool = False
+        self, text: bytes, *, what: str, key: str, of_group: bool = False
     ) -> tuple[msgspec.Raw, PayloadRef | None]:
-        """Return what an event is to carry."""
+        """Return what an event is to carry; `key` names the key that seals the value, "": none does."""
         ...
 
-    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
-        """Return the JSON text that an event carries or refers to."""
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None, *, key: str) -> bytes:
+        """Return the JSON text that an event carries or refers to; `key`: as in `put`."""
         ...
 
 
@@ -69,6 +70,11 @@ class Client(Writer, Protocol):
     @property
     def results(self) -> Values:
         """Where large results lie."""
+        ...
+
+    @property
+    def keys(self) -> KeyHolder:
+        """Who has the keys of owners."""
         ...
 
     @property

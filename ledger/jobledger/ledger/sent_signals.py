@@ -115,7 +115,7 @@ async def give_signal(
     elif not view.job.is_final:
         await check_signal(client, view.job.task, view.job.order.version, signal.name, text)
     what = f"value of signal {signal.name}"
-    stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what))
+    stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what, key=""))
     command = msgspec.structs.replace(command, value=stored, value_ref=reference)
     if begin is None:
         return await send(client, ref, command, by=by, known=view if view.job else None)

@@ -405,6 +405,8 @@ def check_identity(task: str, options: Options, arguments: Collection[str]) -> N
         check_fields(task, "id", options.id_template, arguments)
     if options.tenant_template:
         check_fields(task, "tenant", options.tenant_template, arguments)
+    if options.owner:
+        check_fields(task, "owner", options.owner, arguments)
 
 
 def _where(task: Task[Any, Any]) -> str:

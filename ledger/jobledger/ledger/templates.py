@@ -1,4 +1,4 @@
-"""Templates of the ids and tenants of a task's jobs, such as `charge-{tenant_id}-{invoice}`: checked, and filled in. Pure."""
+"""Templates of the ids, tenants and owners of a task's jobs, such as `charge-{tenant_id}-{invoice}`: checked, and filled in. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Final, Literal
 
 from jobledger.ledger.limits.keys import KeySource, check_source
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, InvalidTokenError
+from jobledger.ledger.model.seals import check_owner
 from jobledger.ledger.model.subjects import check_token
 
-What = Literal["id", "tenant"]
+What = Literal["id", "tenant", "owner"]
 _FIELD: Final = re.compile(r"\{([^{}]+)\}")
 
 
@@ -29,7 +30,7 @@ def check_template(what: What, template: object) -> None:
             f"{what}={template!r} of a task has a brace without its other one, or nothing between two: name an argument, "
             "as {number}"
         )
-    if what == "tenant":
+    if what != "id":
         return
     if not _FIELD.search(template):
         raise ConfigurationError(
@@ -42,6 +43,15 @@ def check_template(what: What, template: object) -> None:
         raise ConfigurationError(f"id={template!r} of a task can be no id: {error}") from error
 
 
+def check_owner_option(owner: object) -> None:
+    """Refuse an owner, or a template of one, that no input makes a right one. Raises: ConfigurationError, InvalidInputError."""
+    if isinstance(owner, str) and ("{" in owner or "}" in owner):
+        check_template("owner", owner)
+        check_owner(_FIELD.sub("x", owner))
+    else:
+        check_owner(owner)
+
+
 def check_fields(task: str, what: What, template: str, arguments: Collection[str]) -> None:
     """Refuse a template that names an argument its task does not have. Raises: TaskDefinitionError."""
     for source in _FIELD.findall(template):
@@ -49,7 +59,7 @@ def check_fields(task: str, what: What, template: str, arguments: Collection[str
 
 
 def filled(what: What, template: str, job: KeySource) -> str:
-    """Return the id or the tenant that a template makes of a job.
+    """Return the id, the tenant or the owner that a template makes of a job.
 
     Raises: InvalidInputError where the job lacks a value, or has one that cannot be part of it.
     """
@@ -61,4 +71,4 @@ def filled(what: What, template: str, job: KeySource) -> str:
             raise InvalidInputError(
                 f"task {job.task} makes its ids by {template!r}, and this input gives none: {error}"
             ) from error
-    return found
+    return check_owner(found) if what == "owner" else found

@@ -158,7 +158,10 @@ class _Attempt:
         if isinstance(outcome, Fail):
             error = outcome.error
             self._span.set_attribute("error.type", error.type)
-            self._span.set_status(self._trace.StatusCode.ERROR, f"{error.type}: {error.message}")
+            self._span.set_status(
+                self._trace.StatusCode.ERROR,
+                f"{error.type}: {error.message}" if error.message else error.type,
+            )
 
     def close(self) -> None:
         if self._span.is_recording():  # ended twice, it would warn

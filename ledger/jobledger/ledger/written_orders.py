@@ -135,6 +135,11 @@ def write_order(task: Kind, options: Options, text: bytes, clock: Clock, by: str
 
 
 def _refuse_answers(task: Kind, options: Options) -> None:
+    if options.owner:
+        raise InvalidInputError(
+            f"a job of task {task.name} has an owner, and a written order lies in the application's database as it is: "
+            "enqueue it in the ledger itself"
+        )
     if options.name:
         raise InvalidInputError(
             f"a job of task {task.name} has no name={options.name!r} but in a run or a graph: give it an id"

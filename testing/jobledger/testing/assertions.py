@@ -50,7 +50,9 @@ async def assert_enqueued(
 
 async def _input(ledger: Ledger, event: JobEvent) -> dict[str, Any]:
     order: Order = order_at_first(event)
-    given: dict[str, Any] = msgspec.json.decode(await ledger.inputs.get(order.input, order.input_ref))
+    given: dict[str, Any] = msgspec.json.decode(
+        await ledger.inputs.get(order.input, order.input_ref, key=order.key)
+    )
     return given
 
 

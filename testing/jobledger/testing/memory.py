@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import IO, Any, Final, NoReturn, ParamSpec, Self, Unpack, cast
-
-import msgspec
 
 from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.additions.bulk import BulkResult
@@ -22,11 +21,12 @@ from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.locks import Locks
 from jobledger.ledger.model.codec import StoredEvent, digest
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ConfigurationError, PayloadMissingError
+from jobledger.ledger.model.errors import ConfigurationError, KeyUnavailableError, PayloadMissingError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import only_jobs
 from jobledger.ledger.model.queue_pause import QueueState
+from jobledger.ledger.model.seals import KeyHolder, ValueKey, check_owner
 from jobledger.ledger.model.subjects import Names, filter_pattern
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.hints import Hints
@@ -127,13 +127,37 @@ class MemoryLeases:
         return [info for info, _ in self.keys.values()]
 
 
+class MemoryKeys:
+    """Keys of owners in this process: each owner has one, which is gone with the process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, ValueKey] = {}
+
+    async def key_for(self, owner: str) -> ValueKey:
+        """Return the owner's key; see `KeyHolder.key_for`."""
+        from jobledger.ledger.owner_key import SECRET_BYTES, OwnerKey  # noqa: PLC0415 - an extra
+
+        key_id = f"{check_owner(owner)}/1"
+        if key_id not in self._kept:
+            self._kept[key_id] = OwnerKey(key_id, secrets.token_bytes(SECRET_BYTES), "")
+        return self._kept[key_id]
+
+    async def key(self, key_id: str) -> ValueKey:
+        """Return the key that an event names; see `KeyHolder.key`."""
+        try:
+            return self._kept[key_id]
+        except KeyError:
+            raise KeyUnavailableError(f"the key {key_id} was never made in this process") from None
+
+
 class _MemoryValues(Payloads):
     """Large inputs and results, with the limits that a server's ledger has; kept as long as the ledger in memory."""
 
-    def __init__(self, connection: Connection, config: LedgerConfig) -> None:
+    def __init__(self, connection: Connection, config: LedgerConfig, keys: KeyHolder) -> None:
         super().__init__(
             connection,
             "memory",
+            keys=keys,
             inline_bytes_max=config.inline_bytes_max,
             payload_bytes_max=config.payload_bytes_max,
         )
@@ -143,10 +167,8 @@ class _MemoryValues(Payloads):
         """Keep a value; see `ObjectBucket.store`."""
         self._values[name] = data if isinstance(data, bytes) else data.read()
 
-    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
-        """Return the JSON text that an event carries or refers to; see `Payloads.get`."""
-        if reference is None:
-            return bytes(value)
+    async def stored(self, reference: PayloadRef) -> bytes:
+        """Return what an event refers to; see `Payloads.stored`."""
         try:
             return self._values[reference.sha256]
         except KeyError:
@@ -199,6 +221,7 @@ class MemoryLedger(Ledger):
         config = LedgerConfig(tracing=tracing)
         clock = clock or MovableClock()
         connection, leases = cast("Connection", Loopback()), cast("JetStreamLeases", MemoryLeases())
+        keys = MemoryKeys()
         self.memory = log = MortalLog(names=Names(), clock=clock)
         super().__init__(
             connection=connection,
@@ -206,8 +229,9 @@ class MemoryLedger(Ledger):
             log=cast("JetStreamLog", log),
             leases=leases,
             hints=Hints(connection, log.names),
-            inputs=_MemoryValues(connection, config),
-            results=_MemoryValues(connection, config),
+            inputs=_MemoryValues(connection, config, keys),
+            results=_MemoryValues(connection, config, keys),
+            keys=keys,
             config=config,
             clock=clock,
         )

@@ -226,7 +226,7 @@ async def _ends(ledger: Ledger, job: Job) -> dict[str, dict[int, MemberEnd]]:
 
 async def _large_value(ledger: Ledger, reference: PayloadRef, exports: Sequence[Path]) -> bytes:
     try:
-        return await ledger.inputs.get(NO_VALUE, reference)
+        return await ledger.inputs.get(NO_VALUE, reference, key="")
     except PayloadMissingError as error:
         if not exports:
             raise
@@ -400,7 +400,7 @@ class _Values:
         self._values[digest(text)] = text
         return msgspec.Raw(text), None
 
-    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None, *, key: str) -> bytes:  # noqa: ARG002
         if reference is None:
             return bytes(value)
         try:

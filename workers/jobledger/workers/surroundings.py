@@ -12,6 +12,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.seals import KeyHolder
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.parts import Values
@@ -26,6 +27,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     loop: asyncio.AbstractEventLoop  #: everything runs on it; kept, since asking for it each time is slow
     inputs: Values  #: large inputs and checkpoints
     results: Values  #: large results
+    keys: KeyHolder | None = None  #: who has the keys of owners; None: no job that has one is run here
     stamp: Callable[[str], Stamp]  #: identity of the worker -> who and when, for events decided now
     tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
     #: Returns the ledger in which a job's own code makes jobs and the like; None: it may make nothing here.
@@ -42,6 +44,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
             loop=ledger.connection.loop,
             inputs=ledger.inputs,
             results=ledger.results,
+            keys=ledger.keys,
             stamp=ledger.stamp,
             tell_progress=ledger.hints.tell_progress,
             on_behalf_of=ledger.on_behalf_of,

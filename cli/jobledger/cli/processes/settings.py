@@ -118,6 +118,15 @@ LEDGER: Final[dict[str, Setting]] = {
         "name", "What the server calls this process's connection.", metavar="NAME", default=CLIENT_NAME
     ),
     "replicas": REPLICAS,
+    "master_key": _setting(
+        "master_key",
+        "Where the master keys of owners' keys are: file:PATH, env:NAME or exec:PROGRAM.",
+        metavar="SOURCE",
+        default="nowhere",
+    ),
+    "seal": _setting(
+        "seal", "Whose values are sealed: owners, or all for those of every job.", metavar="WHOSE"
+    ),
     **{
         name: _setting(name, told, metavar=metavar)
         for name, metavar, told in (

@@ -121,7 +121,9 @@ async def _shown(asked: ApiRequest, batch: Batch) -> BatchShown:
     job, spec, counts = batch.job, batch.spec, None
     if job.state is JobState.COMPLETED:
         results = asked.gateway.ledger.results
-        counts = msgspec.json.decode(await results.get(job.result, job.result_ref), type=dict[str, int])
+        counts = msgspec.json.decode(
+            await results.get(job.result, job.result_ref, key=""), type=dict[str, int]
+        )
     step = job.steps.get(BATCH_STEP)
     return BatchShown(
         name=job.id,

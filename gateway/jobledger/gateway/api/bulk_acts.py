@@ -244,13 +244,15 @@ class _Input(msgspec.Struct):
 
 async def _progress(asked: ApiRequest, job: LedgerJob) -> ActProgress:
     ledger = asked.gateway.ledger
-    text = await ledger.inputs.get(job.order.input, job.order.input_ref)
+    text = await ledger.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
     given = msgspec.json.decode(text, type=_Input)
     so_far = Done()
     if job.state is JobState.COMPLETED:
-        so_far = msgspec.json.decode(await ledger.results.get(job.result, job.result_ref), type=Done)
+        so_far = msgspec.json.decode(
+            await ledger.results.get(job.result, job.result_ref, key=job.order.key), type=Done
+        )
     elif bytes(job.checkpoint) or job.checkpoint_ref is not None:
-        kept = await ledger.inputs.get(job.checkpoint, job.checkpoint_ref)
+        kept = await ledger.inputs.get(job.checkpoint, job.checkpoint_ref, key=job.order.key)
         so_far = msgspec.json.decode(kept, type=Done)
     return ActProgress(
         id=job.id,

@@ -119,7 +119,9 @@ async def _require_same(asked: ApiRequest, job: Job, task: str, text: bytes) -> 
     """Refuse a key that named another job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
     require_own(asked, job)
     ledger = asked.gateway.ledger
-    stored = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
+    stored = await ledger.patience.read(
+        lambda: ledger.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
+    )
     if job.task != task or _canonical(stored) != _canonical(text):
         raise reused(f"job {job.id}")
 
@@ -259,7 +261,7 @@ class _Lines:
         if command.task in self._named:
             return
         ledger, number = self._asked.gateway.ledger, int(command.ref.job_id.rpartition("-")[2])
-        text = await ledger.inputs.get(command.order.input, command.order.input_ref)
+        text = await ledger.inputs.get(command.order.input, command.order.input_ref, key=command.order.key)
         try:
             await self._require_same(command.ref, command.task, text)
         except ProblemError as error:

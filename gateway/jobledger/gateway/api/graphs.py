@@ -76,7 +76,9 @@ async def _require_graph(asked: ApiRequest, held: JobAtMoment, spec: GraphSpec, 
         raise ProblemError(
             "DUPLICATE", f"job {job.id} of queue {job.queue} is no graph: give this one another id"
         )
-    text = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
+    text = await ledger.patience.read(
+        lambda: ledger.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
+    )
     if not spec.is_input(text):
         raise reused(f"graph {job.id}") if is_keyed else InputMismatchError(job.id, job.queue, ["graph"])
 

@@ -129,7 +129,9 @@ def _with_requests(why: WhyShown, queue: str) -> WhyShown:
 async def get_input(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Raw:  # noqa: A002
     """Return the input of a job as JSON."""
     job = (await read_job(asked, queue, id, query, "payloads")).job
-    return await _value(asked, asked.gateway.ledger.inputs, job.order.input, job.order.input_ref)
+    return await _value(
+        asked, asked.gateway.ledger.inputs, job.order.input, job.order.input_ref, job.order.key
+    )
 
 
 async def get_result(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Raw | Answer:  # noqa: A002
@@ -149,11 +151,13 @@ async def get_result(asked: ApiRequest, queue: str, id: str, *, query: Past) -> 
     if job.state is not JobState.COMPLETED:
         raise _no_result(job)
     results = ledger.results if job.order.member is None else ledger.inputs
-    return await _value(asked, results, job.result, job.result_ref)
+    return await _value(asked, results, job.result, job.result_ref, job.order.key)
 
 
-async def _value(asked: ApiRequest, store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) -> Raw:
-    text = await asked.gateway.ledger.patience.read(lambda: store.get(value, ref))
+async def _value(
+    asked: ApiRequest, store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, key: str
+) -> Raw:
+    text = await asked.gateway.ledger.patience.read(lambda: store.get(value, ref, key=key))
     return Raw(data=text or b"null", headers=_FRESH)
 
 

@@ -34,7 +34,9 @@ async def require_same(
         stored, given = order_at_first(first), command.order
         if stored.input_ref is not None and stored.input_ref == given.input_ref:
             return
-        before, now = [await inputs.get(order.input, order.input_ref) for order in (stored, given)]
+        before, now = [
+            await inputs.get(order.input, order.input_ref, key=order.key) for order in (stored, given)
+        ]
         differing = differing_arguments(signature, before, now)
     if differing:
         raise InputMismatchError(ref.job_id, ref.queue, differing, parent_id)

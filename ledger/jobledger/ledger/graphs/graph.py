@@ -378,5 +378,6 @@ async def require_same_graph(client: Client, ref: JobRef, spec: GraphSpec) -> No
     if job.task != run_graph.name:
         raise InputMismatchError(ref.job_id, ref.queue, ["task"])
     order = job.order
-    if not spec.is_input(await client.patience.read(lambda: client.inputs.get(order.input, order.input_ref))):
+    text = await client.patience.read(lambda: client.inputs.get(order.input, order.input_ref, key=order.key))
+    if not spec.is_input(text):
         raise InputMismatchError(ref.job_id, ref.queue, ["graph"])

@@ -16,6 +16,7 @@ from jobledger.ledger.model.limits.names import joined
 
 _METADATA: Final = "metadata."
 _TENANT: Final = "tenant"
+_INDEX_DIGITS: Final = 16
 
 
 class KeySource(msgspec.Struct, frozen=True):
@@ -27,6 +28,8 @@ class KeySource(msgspec.Struct, frozen=True):
     arguments: Callable[
         [], Mapping[str, Any]
     ]  #: the input, defaults included; asked only where a key needs it
+    #: Makes a key of a value of a job that has an owner: the value itself is sealed. None: the value is the key.
+    index: Callable[[bytes], str] | None = None
 
     def key(self, of: str, source: str) -> str:
         """Return the key that `source` names; `of` is what wants it, such as "limit tenant".
@@ -52,7 +55,10 @@ class KeySource(msgspec.Struct, frozen=True):
             raise InvalidInputError(
                 f"{of} of task {self.task} takes its key from {source}, and the job {what}: give {wanted}"
             )
-        return check_word(f"{source} of task {self.task}, the key of {of},", value)
+        word = check_word(f"{source} of task {self.task}, the key of {of},", value)
+        if self.index is None or source == _TENANT:
+            return word
+        return f"~{self.index(word.encode())[:_INDEX_DIGITS]}"
 
 
 def check_keys(

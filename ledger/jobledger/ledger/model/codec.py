@@ -19,8 +19,10 @@ from jobledger.ledger.model.envelope import (
     TIME_MIN,
     VERSION,
     VERSION_RETRIED,
+    VERSION_SEALED,
     WHOLE_MAX,
     Envelope,
+    Event,
     Moment,
 )
 from jobledger.ledger.model.errors import (
@@ -44,6 +46,7 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
+from jobledger.ledger.model.seals import require_sealed
 from jobledger.ledger.model.subjects import is_token
 
 _encoder = msgspec.json.Encoder()
@@ -97,6 +100,8 @@ def encode(event: JobEvent) -> bytes:
 
     Raises: InvalidInputError for what no reader could read again; nothing else has a place to be refused later.
     """
+    if event.key:
+        require_sealed(event)
     try:
         data = _encoder.encode(event)
         kind = type(event)
@@ -175,15 +180,21 @@ def _within_bounds(event: _T) -> _T:
     """
     if event.v == VERSION and TIME_MIN <= event.at <= TIME_MAX and type(event) in TIMELESS:
         return event  # nearly always
-    known = VERSION_RETRIED if isinstance(event, Failed) and event.offers_again else VERSION
+    is_retried = isinstance(event, Failed) and event.offers_again
+    known = VERSION_RETRIED if is_retried else VERSION_SEALED if _is_sealed(event) else VERSION
     if event.v != known:
         raise msgspec.ValidationError(f"its form has version {event.v}, and this program knows {known}")
-    if known == VERSION_RETRIED and TIME_MIN <= event.at <= TIME_MAX:
+    if is_retried and TIME_MIN <= event.at <= TIME_MAX:
         return event  # it names no other time
     for moment in _moments(event):
         if not TIME_MIN <= moment <= TIME_MAX:
             raise msgspec.ValidationError(f"the time {moment.isoformat()} is outside the years 1970 to 9999")
     return event
+
+
+def _is_sealed(event: Envelope) -> bool:
+    """Return whether this is an event of a job that has an owner: the one place where that form is known."""
+    return isinstance(event, Event) and event.key != ""
 
 
 def _moments(value: object) -> Iterator[datetime]:
@@ -237,6 +248,7 @@ class _Outline(msgspec.Struct):
     prev: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
     queue: str = ""
     job: str = ""
+    key: str = ""
 
 
 _RETRIED: Final = "failed"  #: the type of event that has a form of version 2
@@ -259,6 +271,8 @@ def newer(data: bytes, subject: str, types: Collection[str]) -> bool:
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return False
     known = VERSION_RETRIED if found.type == _RETRIED and _RETRIED in types else VERSION
+    if found.key and found.job and _RETRIED in types:
+        known = VERSION_SEALED
     if not TIME_MIN <= found.at <= TIME_MAX or (found.type in types and found.v <= known):
         return False
     if not subject:

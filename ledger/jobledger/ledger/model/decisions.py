@@ -71,7 +71,7 @@ from jobledger.ledger.model.decision_parts.runs import (
     refuse_signal,
     step,
 )
-from jobledger.ledger.model.envelope import NO_VALUE, VERSION_RETRIED
+from jobledger.ledger.model.envelope import NO_VALUE, VERSION_RETRIED, VERSION_SEALED
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobExistsError,
@@ -249,7 +249,7 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
             tenant=given.tenant,
         )
     order: dict[str, Any] = {
-        "v": 1,
+        "v": VERSION_SEALED if given.key else 1,
         "prev": "",
         "job": command.ref.job_id,
         "queue": command.ref.queue,
@@ -360,8 +360,10 @@ def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:
 
 
 def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
+    key = job.order.key
     return Started(  # its envelope written out, as `_complete` has it: each job has one of both
-        v=1,
+        v=VERSION_SEALED if key else 1,
+        key=key,
         prev="",
         job=job.id,
         queue=job.queue,
@@ -464,8 +466,10 @@ def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
 
 def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
     facts.check_claim(job, command.epoch)
+    key = job.order.key
     completed = Completed(
-        v=1,
+        v=VERSION_SEALED if key else 1,
+        key=key,
         prev="",
         job=job.id,
         queue=job.queue,

@@ -19,6 +19,8 @@ NO_VALUE: Final = msgspec.Raw(b"")
 VERSION: Final = 1
 #: Of `failed` with `dispatch`: who read only version 1 would take the job for one that waits.
 VERSION_RETRIED: Final = 2
+#: Of an event of a job that has an owner, whose values are sealed; see `seals`.
+VERSION_SEALED: Final = 2
 #: The largest number in an event: every reader of the ledger, in any language or table, can hold it.
 WHOLE_MAX: Final = 2**63 - 1
 TIME_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,6 +89,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str  #: the exception's class name, or the kind again
     message: str  #: cut at 2,000 characters
     traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
+    sealed: str = ""  #: message and traceback of a job that has an owner, sealed; both are then empty here
+    where: str = ""  #: of a sealed one: `file:function` of the innermost frame of user code
 
     def __post_init__(self) -> None:
         """Replace half surrogate pairs, as in names of files that are not UTF-8: a failure must be recordable."""
@@ -104,3 +108,6 @@ class Event(Envelope, frozen=True, kw_only=True, gc=False):
     task: str  #: the name of the function the job runs
     correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
     causation: Annotated[str, OTHER_JOB] = ""  #: the fact or job that led directly to this one
+    key: str = (
+        ""  #: `<owner>/<number>` of the key that seals the values of the event; "": they are in the clear
+    )

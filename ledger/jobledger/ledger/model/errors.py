@@ -38,17 +38,21 @@ LedgerError
 │   ├── PermissionRefusedError
 │   ├── UnsupportedServerError
 │   ├── PortInUseError
+│   ├── ErasedError
+│   ├── OwnerErasingError
 │   ├── StoreInUseError
 │   └── UnsafeFolderError
 ├── UnreachableError          no answer: the same call may succeed later
 │   ├── ServerUnreachableError
 │   ├── ServerStartError
 │   ├── ServerBinaryMissingError
+│   ├── KeyUnavailableError
 │   └── AppendOutcomeUnknownError
 ├── CorruptLedgerError        what is stored cannot be trusted: stop and look
 │   ├── MalformedEventError
 │   ├── UnknownEventError
 │   ├── PayloadMissingError
+│   ├── SealBrokenError
 │   └── SequenceGapError
 └── OutcomeError              the job ended, or not in time, otherwise than the caller hoped
     ├── JobCancelledError
@@ -62,6 +66,7 @@ exports and archives in `jobledger.audit.errors`: below the same root and branch
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 #: What became of a large value: stored as the event says, gone, or there with another sha256.
@@ -446,6 +451,27 @@ class UnsafeFolderError(RefusedError):
         super().__init__(f"{folder} {why}: run `{mend}`, or name a folder that does not exist yet")
 
 
+class ErasedError(RefusedError):
+    """The value was sealed under a key of its owner that is destroyed: nobody can read it any more."""
+
+    def __init__(self, key: str, at: datetime | None = None) -> None:
+        self.key = key  #: `<owner>/<number>`
+        self.at = at  #: when it was destroyed; None: not known here
+        owner = key.rpartition("/")[0]
+        when = "" if at is None else f" at {at:%Y-%m-%dT%H:%M:%SZ}"
+        super().__init__(
+            f"the data of owner {owner} was erased{when}: nobody can read what the key {key} sealed"
+        )
+
+
+class OwnerErasingError(RefusedError):
+    """The data of an owner is being erased: no job of the owner begins until that is done."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        super().__init__(f"the data of owner {owner} is being erased: enqueue again when that is done")
+
+
 class UnreachableError(LedgerError):
     """No server answered within the limit; the same call may succeed later."""
 
@@ -462,6 +488,10 @@ class ServerStartError(UnreachableError):
 
 class ServerBinaryMissingError(UnreachableError):
     """There is no nats-server to start; the sentence says what to install."""
+
+
+class KeyUnavailableError(UnreachableError):
+    """A sealed value cannot be read or made here now: the master key is not here, or who has it does not answer."""
 
 
 class AppendOutcomeUnknownError(UnreachableError):
@@ -499,6 +529,10 @@ class PayloadMissingError(CorruptLedgerError):
     def __init__(self, message: str, *, state: PayloadState) -> None:
         self.state: PayloadState = state  #: `gone` or `differs`
         super().__init__(message)
+
+
+class SealBrokenError(CorruptLedgerError):
+    """A sealed value does not open with the key that its event names: it was changed, or belongs elsewhere."""
 
 
 class SequenceGapError(CorruptLedgerError):

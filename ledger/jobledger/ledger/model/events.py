@@ -175,6 +175,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
     deadline_s: float | None = None  #: how long after its first event the run is cancelled; None: never
     inherits: tuple[str, ...] = ()  #: limits of which runs above it hold a slot to their end, also for it
+    key: str = ""  #: `<owner>/<number>` of the key that seals the job's values; "": they are in the clear
 
 
 #: The fields of an order that are one word each about what the job belongs to; "": not given.

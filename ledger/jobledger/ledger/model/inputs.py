@@ -22,6 +22,7 @@ _NAME_MAX: Final = 64
 _WORD_MAX: Final = 128
 _FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: of a name and a key
 _VALUE_MAX: Final = 256
+_SEALED_MAX: Final = 8 * _VALUE_MAX  #: of four bytes a character, as base64
 _SHOWN_MAX: Final = 60
 #: The version ff and ids of nothing but zeros are invalid.
 _TRACEPARENT_LENGTH: Final = 55
@@ -141,8 +142,8 @@ def _shown(value: object) -> str:
     return ascii(value[:_SHOWN_MAX]) if isinstance(value, str) else f"one of type {type(value).__name__}"
 
 
-def checked_metadata(value: object) -> dict[str, str]:
-    """Return the pairs of words that an enqueuer says of a job, sorted by key.
+def checked_metadata(value: object, *, sealed: bool = False) -> dict[str, str]:
+    """Return the pairs of words that an enqueuer says of a job, sorted by key; `sealed`: their values are.
 
     Raises: InvalidInputError for more than 16 pairs, a key that is not 1 to 64 printable characters without spaces and
         `=`, or a value that is no text of at most 256 characters.
@@ -157,7 +158,7 @@ def checked_metadata(value: object) -> dict[str, str]:
         name = _word("a key of metadata", key, _NAME_MAX)
         if "=" in name:
             raise InvalidInputError(f"a key of metadata must be without '=', got {_shown(name)}")
-        if not isinstance(word, str) or len(word) > _VALUE_MAX:
+        if not isinstance(word, str) or len(word) > (_SEALED_MAX if sealed else _VALUE_MAX):
             size = f"{len(word)} characters" if isinstance(word, str) else _shown(word)
             raise InvalidInputError(
                 f"metadata {name!r} must be a text of at most {_VALUE_MAX} characters, got {size}"
@@ -205,5 +206,7 @@ def checked_order(order: Order) -> Order:
     if order.fair:
         _word("fair", order.fair, _FAIR_MAX)
     return msgspec.structs.replace(
-        order, limits=checked_limits(order.limits), metadata=checked_metadata(order.metadata)
+        order,
+        limits=checked_limits(order.limits),
+        metadata=checked_metadata(order.metadata, sealed=order.key != ""),
     )

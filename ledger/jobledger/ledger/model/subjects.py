@@ -231,6 +231,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("ACCESS")
 
     @property
+    def keys_bucket(self) -> str:
+        """The key-value bucket of the keys of owners, each wrapped by a master key."""
+        return self._stream("KEYS")
+
+    @property
     def payloads_bucket(self) -> str:
         """The object store of inputs above the inline limit; kept as long as the ledger."""
         return self._stream("PAYLOADS")
@@ -274,6 +279,7 @@ class Names(msgspec.Struct, frozen=True):
             self.lanes_bucket,
             self.access_bucket,
             self.logs_bucket,
+            self.keys_bucket,
         )
         stores = (self.payloads_bucket, self.results_bucket, self.tables_bucket, self.bodies_bucket)
         return (

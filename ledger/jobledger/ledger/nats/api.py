@@ -188,6 +188,13 @@ async def purge_stream(inbox: Inbox, stream: str, *, before_sequence: int) -> No
     await _call(inbox, f"STREAM.PURGE.{stream}", {"seq": before_sequence}, _Done, what, is_once=True)
 
 
+async def erase_message(inbox: Inbox, stream: str, sequence: int) -> None:
+    """Delete a message, and write other bytes over it on the server's disk. Raises: MissingError, ApiError."""
+    what = f"the erasure of message {sequence} of {stream}"
+    request = {"seq": sequence, "no_erase": False}
+    await _call(inbox, f"STREAM.MSG.DELETE.{stream}", request, _Done, what, is_once=True)
+
+
 async def delete_stream(inbox: Inbox, stream: str) -> None:
     """Delete a stream with all that it holds. Raises: MissingError."""
     await _call(inbox, f"STREAM.DELETE.{stream}", {}, _Done, f"the end of stream {stream}", is_once=True)

@@ -12,6 +12,7 @@ from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState, PayloadTooLargeError
 from jobledger.ledger.model.events import PayloadRef
+from jobledger.ledger.model.seals import KeyHolder, seal_value, unseal_value
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.objects import ObjectBucket, ObjectDamagedError, ObjectGoneError
 
@@ -46,10 +47,13 @@ class Payloads(ObjectBucket):
         *,
         inline_bytes_max: int,
         payload_bytes_max: int,
+        keys: KeyHolder,
         life_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`keys`: seal and unseal the values of jobs that have owners."""
         super().__init__(connection, bucket, clock)
+        self._keys = keys
         self._inline_bytes_max = inline_bytes_max
         self._payload_bytes_max = payload_bytes_max
         self._life_s = life_s  #: how long the bucket keeps a value; None: as long as the ledger
@@ -72,25 +76,36 @@ class Payloads(ObjectBucket):
         return False
 
     async def put(
-        self, text: bytes, *, what: str, of_group: bool = False
+        self, text: bytes, *, what: str, key: str, of_group: bool = False
     ) -> tuple[msgspec.Raw, PayloadRef | None]:
         """Return what an event is to carry: the value itself, or a reference to where it now lies.
 
-        `of_group`: as in `fits_inline`. Raises: PayloadTooLargeError, LedgerFullError, ServerUnreachableError.
+        `key`: names the key that seals the value, as the job's order does; "": it is stored as it is. `of_group`: as in
+        `fits_inline`.
+
+        Raises: PayloadTooLargeError, LedgerFullError, ServerUnreachableError; ErasedError, KeyUnavailableError.
         """
-        if self.fits_inline(text, what=what, of_group=of_group):
+        is_small = self.fits_inline(text, what=what, of_group=of_group)
+        if key:
+            text = seal_value(await self._keys.key(key), text)
+            is_small = len(text) <= self._inline_bytes_max
+        if is_small:
             return msgspec.Raw(text), None
         name = digest(text)
         await self.store(name, text, what=what, size_bytes=len(text))
         return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
 
-    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
-        """Return the JSON text that an event carries or refers to.
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None, *, key: str) -> bytes:
+        """Return the JSON text that an event carries or refers to; `key`: as in `put`.
 
-        Raises: PayloadMissingError when it is gone or damaged, ServerUnreachableError.
+        Raises: PayloadMissingError when it is gone or damaged, ServerUnreachableError; ErasedError, KeyUnavailableError,
+            SealBrokenError.
         """
-        if reference is None:
-            return bytes(value)
+        text = bytes(value) if reference is None else await self.stored(reference)
+        return unseal_value(await self._keys.key(key), text) if key and text else text
+
+    async def stored(self, reference: PayloadRef) -> bytes:
+        """Return what is stored where an event refers to. Raises: as `get`, of what is stored."""
         try:
             text = await self.read(reference.sha256, what=_named(reference), size_bytes=reference.size_bytes)
         except ObjectGoneError as error:

@@ -40,6 +40,7 @@ _BODIES_SHARE: Final = 16
 _BODIES_BYTES_MIN: Final = 64 << 20
 _DLQ_SHARE: Final = 16
 _DLQ_BYTES_MIN: Final = 1 << 20
+_KEY_BYTES_MAX: Final = 8 << 10
 _NAMES_MAX: Final = 10_000
 _SHOWN_MAX: Final = 10
 ADVISORIES_LIFE_S: Final = 7 * 24 * 3600.0
@@ -217,6 +218,25 @@ def bucket_specification(
             "num_replicas": replicas,
         },
         required=("subjects", "max_msgs_per_subject"),
+    )
+
+
+def keys_specification(names: Names, replicas: int) -> StreamSpec:
+    """Return the bucket of owners' keys; whoever makes the first key makes it.
+
+    Its messages may be deleted: that alone writes other bytes over them on the disk. The second message of an owner is
+    there for the moment between a new entry and the deletion of the one before.
+    """
+    spec = bucket_specification(
+        f"KV_{names.keys_bucket}",
+        f"$KV.{names.keys_bucket}.>",
+        entries_max=-1,
+        entry_bytes_max=_KEY_BYTES_MAX,
+        replicas=replicas,
+    )
+    config = {**spec.config, "discard": "new", "max_msgs_per_subject": 2, "deny_delete": False}
+    return msgspec.structs.replace(
+        spec, config=config, required=("subjects", "max_msgs_per_subject", "deny_delete")
     )
 
 

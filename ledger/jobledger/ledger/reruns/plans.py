@@ -120,7 +120,9 @@ async def rerun(
     text = plan.input_text
     if text is not None:
         what = f"input of task {source.task}"
-        value, reference = await client.patience.read(lambda: client.inputs.put(text, what=what))
+        value, reference = await client.patience.read(
+            lambda: client.inputs.put(text, what=what, key=source.order.key)
+        )
         order = msgspec.structs.replace(order, input=value, input_ref=reference)
     chosen = how.get("id")
     new_id = enqueuer.new_id(source.task) if chosen is None else check_token("job id", chosen)

@@ -61,7 +61,7 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
     if callback is None:
         return None
     text = msgspec.json.encode({callback.argument: end})
-    stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}")
+    stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}", key="")
     order = copied(
         Order,
         callback,

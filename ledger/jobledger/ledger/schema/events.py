@@ -109,7 +109,8 @@ class SchemaBuilder:
     def _of_field(self, field: types.Field, note: str) -> Schema:
         found = self.of(field.type)
         if found.get("type") == "string" and "enum" not in found:
-            if field.name in _TOKENS:
+            is_of_owner = field.name == "key" and not field.required  # `person:17/1`
+            if field.name in _TOKENS and not is_of_owner:
                 found = {**found, "pattern": _TOKEN}
             elif field.name in _HEXADECIMAL:
                 found = {**found, "pattern": "^[0-9a-f]*$"}

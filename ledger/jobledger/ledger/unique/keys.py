@@ -12,6 +12,7 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import encode_sorted
+from jobledger.ledger.model.seals import ValueKey
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.unique import KeyRef, Take, Until
 from jobledger.ledger.signature import ReadsInput
@@ -57,8 +58,11 @@ def wish_for(
     debounce_s: float | None = None,
     max_wait_s: float | None = None,
     by: str = "",
+    seals: ValueKey | None = None,
 ) -> Wish:
     """Return what an enqueue wishes; `text` is the input's JSON text, `now` decides in which period it is.
+
+    `seals`: the key of the job's owner, which then makes the hash, and nothing else is kept of the arguments.
 
     Raises: InvalidInputError for a name in `Unique.args` that is no argument of the task.
     """
@@ -68,7 +72,9 @@ def wish_for(
         for_s = rule.for_s or 1.0
         # As JSON 3600 and 3600.0 are two words, and they are one period.
         words += [int(for_s) if for_s == int(for_s) else for_s, int(now.timestamp() // for_s)]
-    key = hashlib.sha256(msgspec.json.encode(words)).hexdigest()[:_DIGITS]
+    assert (seals is not None) == bool(command.order.key), "a job that has an owner has the owner's key"
+    whole = msgspec.json.encode(words)
+    key = (hashlib.sha256(whole).hexdigest() if seals is None else seals.index(whole))[:_DIGITS]
     if rule.is_by_id:
         ref = JobRef(queue=command.ref.queue, job_id=period_id(command.task, key))
         command = msgspec.structs.replace(command, ref=ref)
@@ -79,7 +85,7 @@ def wish_for(
         command=command,
         rule=rule,
         key=KeyRef(task=command.task, key=key),
-        arguments=msgspec.Raw(chosen) if len(chosen) <= _ARGUMENTS_BYTES_MAX else NO_VALUE,
+        arguments=msgspec.Raw(chosen) if seals is None and len(chosen) <= _ARGUMENTS_BYTES_MAX else NO_VALUE,
         debounce=_span(debounce_s),
         max_wait=_span(max_wait_s),
         by=by,

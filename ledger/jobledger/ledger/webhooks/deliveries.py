@@ -196,8 +196,8 @@ async def _task_input(
     told = await told_of(client, message, definition.include)
     what = f"the input of task {definition.target.task}"
     try:
-        return await client.inputs.put(msgspec.json.encode(told), what=what)
+        return await client.inputs.put(msgspec.json.encode(told), what=what, key="")
     except PayloadTooLargeError:
         told = await told_of(client, message)
         told.data["missing"] = list(definition.include)
-        return await client.inputs.put(msgspec.json.encode(told), what=what)
+        return await client.inputs.put(msgspec.json.encode(told), what=what, key="")

@@ -61,6 +61,9 @@ async def _parts(client: Client, event: Event, include: Sequence[Part]) -> dict[
     found: dict[str, Any] = {}
     missing: list[str] = []
     for part in include:
+        if event.key:  # the receiver would keep what is to be erased here
+            missing.append(part)
+            continue
         try:
             value = await _part(client, event, part)
         except PayloadMissingError:
@@ -78,11 +81,11 @@ async def _part(client: Client, event: Event, part: Part) -> msgspec.Raw | dict[
             job = (await load(client.log, JobRef(queue=event.queue, job_id=event.job))).job
             if job is None:  # it is in an archive
                 return None
-            return msgspec.Raw(await client.inputs.get(job.order.input, job.order.input_ref))
+            return msgspec.Raw(await client.inputs.get(job.order.input, job.order.input_ref, key=""))
         case "result":
             if not isinstance(event, Completed):
                 return None
-            return msgspec.Raw(await client.results.get(event.result, event.result_ref))
+            return msgspec.Raw(await client.results.get(event.result, event.result_ref, key=""))
         case "error":
             error = event.error if isinstance(event, Failed | DeadLettered) else None
             return None if error is None else msgspec.structs.asdict(error)

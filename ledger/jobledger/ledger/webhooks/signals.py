@@ -64,7 +64,7 @@ async def signal_for(
         text = encode_value(value, what=f"value of signal {rule.signal}")
         await _check(client, ref, rule.signal, text, start)
         what = f"value of signal {rule.signal}"
-        stored, reference = await client.inputs.put(text, what=what)
+        stored, reference = await client.inputs.put(text, what=what, key="")
     except (InvalidError, JobNotFoundError, AmbiguousIdError) as error:
         return RunSignal(ref, refused=str(error))
     return RunSignal(ref, GiveSignal(name=rule.signal, id=signal_id, value=stored, value_ref=reference))

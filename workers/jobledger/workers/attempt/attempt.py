@@ -22,12 +22,15 @@ from jobledger.ledger.model.commands import ConfirmCancel, Fail, Interrupt, Outc
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     CorruptLedgerError,
+    ErasedError,
+    KeyUnavailableError,
     LedgerFullError,
     UnreachableError,
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.seals import seal_error
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.pull import Delivery
@@ -172,7 +175,7 @@ class Attempts:
     async def _attempt(self, work: Work, queued: Queued) -> Settlement | None:
         """Claim, execute and record; return how the delivery is to be settled."""
         delivery, task = work.delivery, self._tasks.find(queued.task)
-        obstacle = self._obstacle(delivery, queued, task)
+        obstacle = self._obstacle(delivery, queued, task) or await self._locked(delivery, queued)
         if obstacle is not None:
             return obstacle
         async with self._execution.place(task, wait=delivery.delivered > _PROCESS_DELIVERIES) as has_place:
@@ -206,7 +209,7 @@ class Attempts:
     async def _execute_and_record(self, work: Work, attempt: Attempt) -> Settlement | None:
         now = self._ledger.connection.loop.time
         began = now()
-        outcome, control = await self._execute(attempt), attempt.control
+        outcome, control = _sealed(await self._execute(attempt), attempt), attempt.control
         if control.abandoned:
             return DROP
         if control.span is not None:
@@ -293,10 +296,25 @@ class Attempts:
         logger.warning("task %r is not loaded here: the job is passed on", queued.task, extra=facts)
         return nak(settlements.unknown_task_s(delivery.delivered))
 
+    async def _locked(self, delivery: Delivery, queued: Queued) -> Settlement | None:
+        """Return what becomes of a job whose values this worker cannot read; None otherwise, and for erased ones."""
+        if not queued.key:
+            return None
+        try:
+            await self._ledger.keys.key(queued.key)
+        except ErasedError:
+            return None
+        except KeyUnavailableError as error:
+            facts = {"queue": queued.queue, "job": queued.job, "task": queued.task}
+            logger.warning("the job is passed on: %s", error, extra=facts)
+            return nak(settlements.unknown_task_s(delivery.delivered))
+        return None
+
     def _can_claim_at_once(self, delivery: Delivery, queued: Queued) -> bool:
         """Whether a job of an ordinary task can be claimed as it was delivered: its event is all that there is of it."""
         return (
             queued.cause == "new"
+            and not queued.key
             and delivery.delivered == 1
             and not queued.version
             and self._lease.is_valid
@@ -426,7 +444,7 @@ class Attempts:
             if control.stop_reason:
                 outcome = _as_told(attempt)
             else:
-                outcome = self._execution.timed_out(attempt, stack)
+                outcome = _sealed(self._execution.timed_out(attempt, stack), attempt)
                 if control.stalled:
                     self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=control.stalled)
             if control.span is not None:
@@ -499,6 +517,14 @@ class Attempts:
         """Tell the hooks that an attempt blocked the event loop."""
         reason = f"it blocked its worker's event loop for {blocked_s:.1f} s"
         self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=reason)
+
+
+def _sealed(outcome: Outcome, attempt: Attempt) -> Outcome:
+    """Return an outcome as the ledger, the log and spans may have it: of a job that has an owner, its error is sealed."""
+    key = attempt.control.key
+    if key is None or not isinstance(outcome, Fail):
+        return outcome
+    return msgspec.structs.replace(outcome, error=seal_error(key, outcome.error))
 
 
 def _as_told(attempt: Attempt) -> Outcome:

@@ -44,6 +44,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.model.seals import ValueKey, seal_word
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.attempt.retry_store import LIMIT_S, retry_store
 from jobledger.workers.pool.messages import Report
@@ -131,6 +132,7 @@ class AttemptChannel:
         identity: str,
         *,
         on_pause: Callable[[], None] = lambda: None,
+        key: ValueKey | None = None,
     ) -> None:
         """`on_pause` is called when a checkpoint was stored for a job that somebody asked to pause."""
         job = chain.job
@@ -142,6 +144,7 @@ class AttemptChannel:
         self._epoch = job.claim_epoch
         self._identity = identity
         self._on_pause = on_pause
+        self._key = key  #: of the job's owner
         self._job = job
         self._appending = asyncio.Lock()
         self._report: Report | None = None
@@ -179,7 +182,7 @@ class AttemptChannel:
 
     def progress(self, done: float, total: float | None, note: str) -> None:
         """See `Context.progress`."""
-        report = Report.of(done, total, note)
+        report = Report.of(done, total, note if self._key is None else seal_word(self._key, note))
         self.heartbeat()
         self._report = report
         if self._telling is None:
@@ -283,7 +286,7 @@ class AttemptChannel:
             self._checkpoint_at = max(self._checkpoint_at, now) + _CHECKPOINT_EVERY_S
             if pause > 0:
                 await asyncio.sleep(pause)
-        value, reference = await self._ledger.inputs.put(text, what="checkpoint")
+        value, reference = await self._ledger.inputs.put(text, what="checkpoint", key=self._job.order.key)
         command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
         what = f"a checkpoint of job {self._ref.job_id}"
         await retry_store(what, lambda: self.append(command), outage=self._ledger.outage)

@@ -11,6 +11,7 @@ import msgspec
 from jobledger.ledger.model.chain import JobView
 from jobledger.ledger.model.commands import Outcome
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.seals import ValueKey
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
 from jobledger.ledger.tracing import AttemptSpan
@@ -35,6 +36,7 @@ class Control(msgspec.Struct, eq=False):
         None  #: the outcome that its run recorded itself, as it parked or ended: no further one is
     )
     span: AttemptSpan | None = None
+    key: ValueKey | None = None  #: of the job's owner
     log: AttemptLog | None = None  #: what its code logged; None while that is nothing
 
 

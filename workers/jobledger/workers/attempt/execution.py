@@ -13,13 +13,15 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from jobledger.ledger.children import Parent
-from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Outcome
+from jobledger.ledger.model.commands import Complete, ConfirmCancel, Fail, Interrupt, Outcome
 from jobledger.ledger.model.commands import Snooze as SnoozeJob
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     ConfigurationError,
+    ErasedError,
     InvalidError,
     InvalidInputError,
+    KeyUnavailableError,
     PayloadMissingError,
     PayloadTooLargeError,
 )
@@ -165,7 +167,7 @@ class Execution:
             )
         return await self._processes.call(call)
 
-    async def run(self, attempt: Attempt) -> Outcome:
+    async def run(self, attempt: Attempt) -> Outcome:  # noqa: PLR0912 - the course of each attempt stands in one place
         """Run the task on the job's input and return what to record.
 
         Raises: CancelledError or AttemptStoppedError when the attempt is told to stop, UnreachableError when a
@@ -176,11 +178,13 @@ class Execution:
             fail = unknown_task(job, UNKNOWN_TASK_DELIVERIES_MAX)
             logger.error("job %s becomes a dead letter: %s", job.id, fail.error.message)
             return fail
+        if job.order.key and (refused := await self._unlock(attempt, task)):
+            return refused
         try:
-            if job.order.input_ref is None:
+            if job.order.input_ref is None and not job.order.key:
                 text = bytes(job.order.input)
             else:
-                text = await self.ledger.inputs.get(job.order.input, job.order.input_ref)
+                text = await self.ledger.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
             arguments = task.signature.decode(text)
             if task.rules.run_in == "process":
                 return await self._run_in_process(attempt, task, text)
@@ -202,6 +206,26 @@ class Execution:
                 raise
             return self.policy.raised(job, task.rules, error, self.ledger.clock.now())
         return await self.outcome(attempt, task, value)
+
+    async def _unlock(self, attempt: Attempt, task: Task[Any, Any]) -> Outcome | None:
+        """Get the key of the job's owner for the attempt; return what to record where there is none, or no use for it."""
+        job, keys = attempt.job, self.ledger.keys
+        try:
+            if keys is None:
+                return Interrupt(epoch=job.claim_epoch, reason="no job that has an owner is run here")
+            attempt.control.key = await keys.key(job.order.key)
+        except ErasedError:
+            return ConfirmCancel(epoch=job.claim_epoch, reason="erased")
+        except (
+            KeyUnavailableError
+        ) as error:  # its attempt is given back, and the next claim waits for the key
+            return Interrupt(epoch=job.claim_epoch, reason=str(error))
+        if not task.makes_runs:
+            return None
+        refused = InvalidInputError(
+            f"{job.task} is a workflow, and a run cannot have an owner: its steps are not sealed"
+        )
+        return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", refused), give_up="rejected")
 
     async def within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
         """Call within the attempt's limits, if it has any.
@@ -256,7 +280,9 @@ class Execution:
             timer.cancel()
 
     def _open_channel(self, attempt: Attempt) -> AttemptChannel:
-        channel = AttemptChannel(self.ledger, attempt.chain, attempt.identity, on_pause=attempt.pause)
+        channel = AttemptChannel(
+            self.ledger, attempt.chain, attempt.identity, on_pause=attempt.pause, key=attempt.control.key
+        )
         attempt.control.channel = channel
         return channel
 
@@ -273,8 +299,9 @@ class Execution:
         """Return what the task is told of its attempt; `text` is the job's input."""
         job, tracing = attempt.job, self.ledger.tracing
         checkpoint, started_at = job.checkpoint, job.attempts[-1].started_at
-        if job.checkpoint_ref is not None:
-            checkpoint = msgspec.Raw(await self.ledger.inputs.get(checkpoint, job.checkpoint_ref))
+        if job.checkpoint_ref is not None or job.order.key:
+            key = job.order.key
+            checkpoint = msgspec.Raw(await self.ledger.inputs.get(checkpoint, job.checkpoint_ref, key=key))
         return Call(
             task=job.task,
             input=msgspec.Raw(text),
@@ -338,12 +365,12 @@ class Execution:
                 check_text(text, what=what)
             # A child's result goes to the store of inputs: its run may read it after other results are gone.
             results = self.ledger.results if job.order.member is None else self.ledger.inputs
-            if results.fits_inline(text, what=what):
+            if results.fits_inline(text, what=what) and not job.order.key:
                 return Complete(epoch=epoch, result=msgspec.Raw(text))
             attempt.control.returned = True
             result, reference = await retry_store(
                 f"the {what}",
-                lambda: results.put(text, what=what),
+                lambda: results.put(text, what=what, key=job.order.key),
                 outage=self.ledger.outage,
             )
         except InvalidError as error:  # the work is done: another attempt would only do it again
@@ -359,7 +386,8 @@ class Execution:
             return Fail(epoch=job.claim_epoch, error=error, give_up="rejected")
         if isinstance(value, Snooze):
             return SnoozeJob(epoch=job.claim_epoch, until=after(now, max(value.delay_s, SNOOZE_S_MIN)))
-        reason = value.reason or "the task asked to be cancelled"
+        reason = "" if job.order.key else value.reason  # a reason is stored in the clear
+        reason = reason or "the task asked to be cancelled"
         return ConfirmCancel(epoch=job.claim_epoch, reason=recordable(reason))
 
 

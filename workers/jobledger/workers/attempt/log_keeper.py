@@ -68,6 +68,8 @@ class LogKeeper(logging.Handler):
         attempt = job_filter.current.get()
         if not isinstance(attempt, Attempt) or _is_ours(record.name):
             return
+        if attempt.job.order.key:  # its lines may hold what is to be erased
+            return
         if self._running().get(attempt.ref) is not attempt:  # another worker's, or it has ended
             return
         try:

@@ -162,7 +162,7 @@ class ChildJobs:
     async def _result(self, result: msgspec.Raw, reference: PayloadRef | None) -> msgspec.Raw:
         if reference is None:
             return result
-        return msgspec.Raw(await self._ledger.inputs.get(result, reference))
+        return msgspec.Raw(await self._ledger.inputs.get(result, reference, key=""))
 
 
 def failed_end(events: Sequence[StoredEvent], *, is_for_good: bool) -> MemberEnd | None:

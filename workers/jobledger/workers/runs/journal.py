@@ -344,14 +344,16 @@ class AttemptJournal:
         inputs = self._ledger.inputs
         if inputs.fits_inline(text, what=what, of_group=of_group):
             return msgspec.Raw(text), None
-        return await self._store(f"the {what}", lambda: inputs.put(text, what=what, of_group=of_group))
+        return await self._store(
+            f"the {what}", lambda: inputs.put(text, what=what, key="", of_group=of_group)
+        )
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         """See `RunJournal.get`."""
         if reference is None:
             return bytes(value)
         with self._troubled():
-            return await self._ledger.inputs.get(value, reference)
+            return await self._ledger.inputs.get(value, reference, key="")
 
     @property
     def tables(self) -> TableWork:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import VERSION_SEALED
 from jobledger.ledger.model.errors import IllegalTransitionError, StaleClaimError
 from jobledger.ledger.model.events import (
     Cancelled,
@@ -33,7 +34,8 @@ _RUNNING = JobState.RUNNING
 def envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
     """Return the fields that every event of a job has."""
     return {
-        "v": 1,  # given, though they are the defaults: a default factory is a call per event
+        "v": VERSION_SEALED if job.order.key else 1,  # given: a default factory is a call per event
+        "key": job.order.key,
         "prev": "",
         "job": job.id,
         "queue": job.queue,

@@ -250,7 +250,7 @@ class ChildOpener:
         text = bytes(inputs[item])
         if node.takes:
             text = await self._with_results(ref, step, node.takes, text)
-        value, reference = await self._client.inputs.put(text, what="input of a child")
+        value, reference = await self._client.inputs.put(text, what="input of a child", key="")
         rerun_of = None
         if job.order.rerun_of is not None:
             rerun_of = await rerun_of_child(self._client, job, step, item)
@@ -293,7 +293,7 @@ class ChildOpener:
         if job is None or job.state is not JobState.COMPLETED:
             raise WrongSequenceError(self._client.log.names.chain(child), 0)
         # Results of runs' children lie where inputs do: other results live shorter than a run may.
-        return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref))
+        return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref, key=""))
 
     def _submit(self, command: Enqueue) -> asyncio.Future[int]:
         log, member = self._client.log, command.order.member
@@ -318,7 +318,7 @@ class ChildOpener:
             return _decode_items(bytes(step.items))
         found = self._kept.get(reference.sha256)
         if found is None:
-            found = _decode_items(await self._client.inputs.get(step.items, reference))
+            found = _decode_items(await self._client.inputs.get(step.items, reference, key=""))
             self._kept[reference.sha256] = found
             self._kept_bytes[reference.sha256] = reference.size_bytes
             while sum(self._kept_bytes.values()) > _KEPT_BYTES_MAX and len(self._kept) > 1:

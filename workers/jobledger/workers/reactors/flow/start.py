@@ -96,7 +96,7 @@ async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
     Raises: PayloadMissingError, MalformedEventError, UnreachableError.
     """
     try:
-        return decode(await ledger.inputs.get(snapshot.state, snapshot.state_ref))
+        return decode(await ledger.inputs.get(snapshot.state, snapshot.state_ref, key=""))
     except msgspec.MsgspecError as error:
         raise MalformedEventError(f"the newest snapshot of the limits cannot be read: {error}") from error
 
@@ -142,7 +142,7 @@ async def snapshot(ledger: Ledger, chain: Chain, folding: GrantFold, *, by: str)
     state = msgspec.structs.replace(
         state_of(granter, waiting), earlier=tuple(chain.states.items()), by=by, after=chain.view.last_sequence
     )
-    value, reference = await ledger.inputs.put(msgspec.json.encode(state), what="snapshot")
+    value, reference = await ledger.inputs.put(msgspec.json.encode(state), what="snapshot", key="")
     event = Snapshotted(
         shard=MAIN,
         at=now if before is None else max(now, before.at),

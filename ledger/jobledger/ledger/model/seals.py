@@ -1,0 +1,267 @@
+"""Values of a job that has an owner: what is stored of them is sealed under the owner's key. Source: ADR 065.
+
+A sealed value is a JSON string: `sealed:` and base64 of what the key made of the value's JSON text. The event names the
+key: `tenant:acme/1` is the first key of owner `tenant:acme`. Owner, environment and kind are authenticated, the job is
+not: so a value is copied to another job of the owner (carried, reruns, items, schedules) by who has no key.
+
+Keys are made and kept elsewhere; here is what they do, and the check that no value of such a job is stored in the clear.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Literal, Protocol, cast, get_args
+
+import msgspec
+
+from jobledger.ledger.model.envelope import ErrorInfo, Event
+from jobledger.ledger.model.errors import InvalidInputError, SealBrokenError
+from jobledger.ledger.model.runs.orders import Callback
+
+#: What kind of thing is sealed: a JSON value, message and traceback of an error, or a word of a person or of the code.
+Kind = Literal["value", "error", "text"]
+
+#: The owner of jobs that name none, with `connect(seal="all")`.
+OWNER_DEFAULT: Final = "ledger:default"
+_OWNER: Final = re.compile(r"[a-z][a-z0-9_]{0,31}:[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
+_MARK: Final = "sealed:"
+_BEGIN: Final = b'"sealed:'
+#: Kinds of errors whose texts the ledger itself writes, without anything of a job's values.
+_OWN_ERRORS: Final = frozenset({"lost", "undeliverable", "unknown_task"})
+#: What stands for a text that nobody gave.
+_OWN_TEXTS: Final = frozenset({"", "refused"})
+#: Texts of people and of code, by the class that has them.
+_TEXTS: Final[Mapping[str, str]] = {
+    "Noted": "text",
+    "Progressed": "note",
+    "CarriedProgress": "note",
+    "SignalRefused": "reason",
+    "CarriedSignal": "refused",
+}
+
+
+class ValueKey(Protocol):
+    """One key of an owner."""
+
+    @property
+    def id(self) -> str:
+        """`<owner>/<number>`."""
+        ...
+
+    def seal(self, kind: Kind, text: bytes) -> bytes:
+        """Return what is stored in the place of a text."""
+        ...
+
+    def unseal(self, kind: Kind, blob: bytes) -> bytes:
+        """Return the text. Raises: SealBrokenError."""
+        ...
+
+    def index(self, text: bytes) -> str:
+        """Return a hash, 40 hex digits, that only who has the key can make: for what must be compared."""
+        ...
+
+
+class KeyHolder(Protocol):
+    """Who has the keys of owners; `connect(sealing=...)` takes another one than the ledger's own."""
+
+    async def key_for(self, owner: str) -> ValueKey:
+        """Return the key for new values of an owner, made where there is none.
+
+        Raises: ConfigurationError where nothing can be sealed here, OwnerErasingError, KeyUnavailableError.
+        """
+        ...
+
+    async def key(self, key_id: str) -> ValueKey:
+        """Return the key that an event names. Raises: ErasedError, KeyUnavailableError."""
+        ...
+
+
+def check_owner(owner: object) -> str:
+    """Return the name of an owner. Raises: InvalidInputError."""
+    if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
+        raise InvalidInputError(
+            f"owner must be kind:id, such as person:17, of letters, digits, _ and -, got {owner!r:.80}: the ledger keeps "
+            "it when the data is erased, so give an id, never a name or an address"
+        )
+    return owner
+
+
+def owner_of(key_id: str) -> str:
+    """Return whose key it is."""
+    return key_id.rpartition("/")[0]
+
+
+def number_of(key_id: str) -> int:
+    """Return which of its owner's keys it is, from 1; 0 for what is no name of a key."""
+    number = key_id.rpartition("/")[2]
+    return int(number) if number.isascii() and number.isdecimal() else 0
+
+
+def is_sealed(value: bytes) -> bool:
+    """Return whether a JSON text is a sealed value, as far as its form tells."""
+    return value.startswith(_BEGIN) and _is_base64(value[len(_BEGIN) : -1]) and value.endswith(b'"')
+
+
+def _is_base64(text: bytes) -> bool:
+    try:
+        return bool(base64.b64decode(text, validate=True))
+    except binascii.Error:
+        return False
+
+
+def seal_value(key: ValueKey, text: bytes, kind: Kind = "value") -> bytes:
+    """Return JSON text as a sealed value."""
+    return b'%s%s"' % (_BEGIN, base64.b64encode(key.seal(kind, text)))
+
+
+def unseal_value(key: ValueKey, value: bytes, kind: Kind = "value") -> bytes:
+    """Return the JSON text of a sealed value. Raises: SealBrokenError."""
+    if not is_sealed(value):
+        raise SealBrokenError(
+            f"a value under the key {key.id} is not sealed: somebody else than jobledger wrote it"
+        )
+    return key.unseal(kind, base64.b64decode(value[len(_BEGIN) : -1]))
+
+
+def seal_word(key: ValueKey, text: str) -> str:
+    """Return a text as a sealed word; "" stays as it is."""
+    return _sealed_word(key, text) if text else ""
+
+
+def _sealed_word(key: ValueKey, text: str) -> str:
+    return seal_value(key, text.encode("utf-8", "replace"), "text")[1:-1].decode()
+
+
+def unseal_word(key: ValueKey, word: str) -> str:
+    """Return the text of a sealed word. Raises: SealBrokenError."""
+    return unseal_value(key, f'"{word}"'.encode(), "text").decode() if word else ""
+
+
+def seal_words(key: ValueKey, words: Mapping[str, str]) -> dict[str, str]:
+    """Return pairs of words whose second ones are sealed."""
+    return {name: _sealed_word(key, word) for name, word in words.items()}
+
+
+def unseal_words(key: ValueKey, words: Mapping[str, str]) -> dict[str, str]:
+    """Return the pairs as they were said. Raises: SealBrokenError."""
+    return {name: unseal_word(key, word) for name, word in words.items()}
+
+
+def seal_error(key: ValueKey, error: ErrorInfo) -> ErrorInfo:
+    """Return an error whose message and traceback are sealed; its type and its place in the code stay."""
+    if error.sealed or error.kind in _OWN_ERRORS:
+        return error
+    text = msgspec.json.encode([error.message, error.traceback])
+    sealed = seal_value(key, text, "error")[1:-1].decode()
+    return ErrorInfo(
+        kind=error.kind, type=error.type, message="", sealed=sealed, where=_where(error.traceback)
+    )
+
+
+def unseal_error(key: ValueKey, error: ErrorInfo) -> ErrorInfo:
+    """Return an error with its message and traceback. Raises: SealBrokenError."""
+    if not error.sealed:
+        return error
+    text = unseal_value(key, f'"{error.sealed}"'.encode(), "error")
+    message, traceback = msgspec.json.decode(text, type=tuple[str, str])
+    return msgspec.structs.replace(error, message=message, traceback=traceback, sealed="")
+
+
+_FOLDERS: Final = re.compile(r"^.*[/\\\\]")
+_FRAME: Final = re.compile(
+    r'^  File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', flags=re.MULTILINE
+)
+
+
+def _where(traceback: str) -> str:
+    """Return the innermost frame: a name of a file, a line and a function, which are code and no data."""
+    frames = _FRAME.findall(traceback)
+    if not frames:
+        return ""
+    file, line, function = frames[-1]
+    name = _FOLDERS.sub("", file)
+    return f"{name}:{line} {function}"
+
+
+def require_sealed(event: Event) -> None:
+    """Refuse to store a value of a job that has an owner in the clear, whatever door it came through.
+
+    Raises: InvalidInputError.
+    """
+    if found := clear_field(event):
+        tag = str(type(event).__struct_config__.tag)
+        raise InvalidInputError(
+            f"{found} of the event {tag} of job {event.job} is not sealed, and the job has the owner "
+            f"{owner_of(event.key)}: nothing was stored"
+        )
+
+
+def clear_field(value: msgspec.Struct) -> str:
+    """Return the name of a field, however deep, whose value is in the clear; "" where all are sealed."""
+    for name, is_text in _fields(type(value)):
+        found = _clear(name, getattr(value, name), is_text=is_text)
+        if found:
+            return found
+    return ""
+
+
+def _clear(name: str, value: Any, *, is_text: bool) -> str:
+    match value:
+        case msgspec.Raw():
+            return "" if _is_covered(bytes(value)) else name
+        case str():
+            return name if is_text and value not in _OWN_TEXTS and not _is_word(value) else ""
+        case ErrorInfo():
+            is_open = value.message or value.traceback
+            return f"{name}.message" if is_open and value.kind not in _OWN_ERRORS else ""
+        case Callback():
+            return ""  # words of the code, which are no data
+        case msgspec.Struct():
+            return clear_field(value)
+        case tuple():
+            return next((found for each in value if (found := _clear(name, each, is_text=False))), "")
+        case dict():
+            words = cast("dict[str, Any]", value).values()
+            return "" if all(isinstance(each, str) and _is_word(each) for each in words) else name
+        case _:
+            return ""
+
+
+def _is_word(text: str) -> bool:
+    return text.startswith(_MARK) and _is_base64(text[len(_MARK) :].encode())
+
+
+def _is_covered(value: bytes) -> bool:
+    """Return whether a value is absent, sealed, or an array of sealed ones, as the inputs of a group are."""
+    if not value or is_sealed(value):
+        return True
+    if not value.startswith(b"["):
+        return False
+    try:
+        items = msgspec.json.decode(value, type=list[msgspec.Raw])
+    except msgspec.MsgspecError:
+        return False
+    return all(is_sealed(bytes(each)) for each in items)
+
+
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+    """Return the fields of a class in which a value may be, and whether it is a text."""
+    text = _TEXTS.get(kind.__name__)
+    return tuple(
+        (each.name, each.name == text)
+        for each in msgspec.structs.fields(kind)
+        if each.name == text or _may_hold_value(each.type)
+    )
+
+
+def _may_hold_value(kind: object) -> bool:
+    if kind is msgspec.Raw or kind == dict[str, str]:
+        return True
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind is ErrorInfo or bool(_fields(kind))
+    return any(map(_may_hold_value, cast("Collection[object]", get_args(kind))))

@@ -1,0 +1,296 @@
+"""The bucket KEYS: one entry for each owner, whose key is wrapped by a master key. Source: ADR 065.
+
+It is the one thing here that is not append-only. To destroy a key, the entry is written without it first, and then each
+older message of the entry is deleted in the way that writes other bytes over it; a delete marker, a purge or an overwrite
+would leave the bytes on the disk. Whoever dies in between leaves a key that nobody gets any more, and the next call
+deletes its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jobledger.ledger.masters import Masters, WrappedSecret
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    ErasedError,
+    KeyUnavailableError,
+    LedgerFullError,
+    OwnerErasingError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.seals import ValueKey, check_owner, number_of, owner_of
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, resolve
+from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
+from jobledger.ledger.nats.streams import ensure_stream, keys_specification
+
+if TYPE_CHECKING:
+    from jobledger.ledger.owner_key import OwnerKey
+
+#: How long a process keeps a key in memory: so long after its destruction others may still use it.
+CACHE_S: Final = 60.0
+_CACHE_MAX: Final = 10_000
+_RACES_MAX: Final = 8
+#: Older messages of one entry: the bucket keeps two, and each call deletes what it finds.
+_OLDER_MAX: Final = 16
+_NO_MASTER: Final = (
+    "this process has no master key: set JOBLEDGER_MASTER_KEY to file:PATH, env:NAME or exec:PROGRAM"
+)
+
+
+class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the bucket holds of an owner."""
+
+    number: int  #: of the newest key, from 1
+    wrapped: bytes = b""  #: the key; b"" once it is destroyed
+    master: str = ""  #: the master key that wraps it
+    masters: tuple[
+        str, ...
+    ] = ()  #: every master key that ever wrapped it: a copy of the entry opens with one of these
+    closed: bool = False  #: the owner's data is being erased: nothing new is sealed
+    erased_at: datetime | None = None  #: when the newest key was destroyed
+
+
+class FoundEntry(msgspec.Struct, frozen=True):
+    """An entry, and its sequence in the bucket."""
+
+    entry: KeyEntry
+    sequence: int
+
+
+class OwnerKeys:
+    """The keys of owners; a `KeyHolder`."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        publisher: Publisher,
+        names: Names,
+        masters: Masters | None,
+        *,
+        replicas: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inbox = inbox
+        self._publisher = publisher
+        self._names = names
+        self.masters = masters  #: None: nothing can be sealed or unsealed here
+        self._replicas = replicas
+        self._monotonic = monotonic
+        self._stream = f"KV_{names.keys_bucket}"
+        self._prefix = f"$KV.{names.keys_bucket}."
+        self._kept: OrderedDict[str, tuple[float, OwnerKey]] = OrderedDict()  #: by owner: the newest key
+        self._is_made = False
+
+    # A `KeyHolder`.
+
+    async def key_for(self, owner: str) -> ValueKey:
+        """Return the key for new values of an owner, made where there is none; see `KeyHolder.key_for`."""
+        if (kept := self._cached(check_owner(owner))) is not None:
+            return kept
+        if self.masters is None:
+            raise ConfigurationError(f"owner {owner} needs a key, and {_NO_MASTER}")
+        for _ in range(_RACES_MAX):
+            found = await self.entry(owner)
+            if found is not None and found.entry.closed:
+                raise OwnerErasingError(owner)
+            if found is not None and found.entry.wrapped:
+                return await self._keep(owner, found.entry)
+            try:
+                made = await self._make(owner, found)
+            except WrongSequenceError:  # somebody else was faster
+                continue
+            return await self._keep(owner, made)
+        raise KeyUnavailableError(f"the key of owner {owner} changes all the time: try again")
+
+    async def key(self, key_id: str) -> ValueKey:
+        """Return the key that an event names; see `KeyHolder.key`."""
+        owner = owner_of(key_id)
+        kept = self._cached(owner)
+        if kept is not None and kept.id == key_id:
+            return kept
+        found = await self.entry(check_owner(owner))
+        if found is None:
+            raise KeyUnavailableError(
+                f"the key {key_id} is not in the bucket {self._names.keys_bucket}: restore it"
+            )
+        entry, number = found.entry, number_of(key_id)
+        if entry.number > number or (entry.number == number and not entry.wrapped):
+            raise ErasedError(key_id, entry.erased_at if entry.number == number else None)
+        if entry.number < number:
+            raise KeyUnavailableError(
+                f"the bucket {self._names.keys_bucket} is older than the key {key_id}: restore it"
+            )
+        return await self._keep(owner, entry)
+
+    def forget(self, owner: str) -> None:
+        """Keep the owner's key in memory no longer."""
+        self._kept.pop(owner, None)
+
+    # Entries.
+
+    async def entry(self, owner: str) -> FoundEntry | None:
+        """Return what the bucket holds of an owner now. Raises: KeyUnavailableError."""
+        try:
+            found = await api.get_message(self._inbox, self._stream, {"last_by_subj": self._subject(owner)})
+        except (UnreachableError, api.ApiError) as error:
+            raise KeyUnavailableError(
+                f"the bucket {self._names.keys_bucket} gave no answer: {error}"
+            ) from error
+        if found is None:
+            return None
+        try:
+            return FoundEntry(msgspec.json.decode(found.content, type=KeyEntry), found.stream_sequence)
+        except msgspec.MsgspecError as error:
+            raise KeyUnavailableError(
+                f"the entry of owner {owner} in {self._names.keys_bucket} cannot be read: upgrade jobledger"
+            ) from error
+
+    async def close(self, owner: str) -> int:
+        """Let nothing new be sealed for an owner; return the number of the key that is to be destroyed, 0 without one.
+
+        Raises: KeyUnavailableError, WrongSequenceError after too many lost races.
+        """
+        entry = await self._change(owner, lambda entry: msgspec.structs.replace(entry, closed=True))
+        return entry.number if entry is not None else 0
+
+    async def destroy(self, owner: str, number: int, at: datetime) -> None:
+        """Destroy a key of an owner, and its bytes on the server's disk; safe to repeat, also after a death in between.
+
+        Raises: KeyUnavailableError, WrongSequenceError after too many lost races.
+        """
+
+        def without(entry: KeyEntry) -> KeyEntry:
+            if entry.number != number or (not entry.wrapped and entry.erased_at is not None):
+                return entry
+            return msgspec.structs.replace(entry, wrapped=b"", master="", erased_at=at)
+
+        self.forget(owner)
+        await self._change(owner, without)
+        await self._erase_older(owner)
+
+    async def open(self, owner: str, number: int) -> None:
+        """Let new values of an owner be sealed again, under another key than the destroyed one.
+
+        Raises: as `close`.
+        """
+
+        def opened(entry: KeyEntry) -> KeyEntry:
+            return msgspec.structs.replace(entry, closed=False) if entry.number == number else entry
+
+        await self._change(owner, opened)
+        await self._erase_older(owner)
+
+    # The parts.
+
+    def _masters_here(self) -> Masters:
+        if self.masters is None:
+            raise ConfigurationError(_NO_MASTER)
+        return self.masters
+
+    def _subject(self, owner: str) -> str:
+        return self._prefix + owner.replace(":", ".", 1)
+
+    def _about(self, owner: str, number: int) -> bytes:
+        return f"jobledger key 1\n{self._names.environment}\n{owner}/{number}".encode()
+
+    def _cached(self, owner: str) -> OwnerKey | None:
+        kept = self._kept.get(owner)
+        if kept is None:
+            return None
+        if kept[0] <= self._monotonic():
+            del self._kept[owner]
+            return None
+        return kept[1]
+
+    async def _keep(self, owner: str, entry: KeyEntry) -> OwnerKey:
+        from jobledger.ledger.owner_key import OwnerKey  # noqa: PLC0415 - an extra
+
+        if self.masters is None:
+            raise KeyUnavailableError(f"the key {owner}/{entry.number} cannot be opened: {_NO_MASTER}")
+        until = self._monotonic() + CACHE_S  # from before the entry may have changed
+        found = WrappedSecret(entry.master, entry.wrapped)
+        secret = await self.masters.unwrap(found, self._about(owner, entry.number))
+        key = OwnerKey(f"{owner}/{entry.number}", secret, self._names.environment)
+        self._kept[owner] = until, key
+        self._kept.move_to_end(owner)
+        if len(self._kept) > _CACHE_MAX:
+            self._kept.popitem(last=False)
+        return key
+
+    async def _make(self, owner: str, found: FoundEntry | None) -> KeyEntry:
+        """Make the next key of an owner. Raises: WrongSequenceError where somebody was faster."""
+        number = 1 if found is None else found.entry.number + 1
+        secret = secrets.token_bytes(32)
+        master, wrapped = await self._masters_here().wrap(secret, self._about(owner, number))
+        entry = KeyEntry(number=number, wrapped=wrapped, master=master, masters=(master,))
+        await self._put(owner, entry, 0 if found is None else found.sequence)
+        return entry
+
+    async def _change(self, owner: str, change: Callable[[KeyEntry], KeyEntry]) -> KeyEntry | None:
+        """Change an entry on condition of what was read; None where there is none."""
+        for _ in range(_RACES_MAX):
+            found = await self.entry(owner)
+            if found is None:
+                return None
+            changed = change(found.entry)
+            if changed == found.entry:
+                return changed
+            try:
+                await self._put(owner, changed, found.sequence)
+            except WrongSequenceError:
+                continue
+            return changed
+        raise WrongSequenceError(self._subject(owner), 0)
+
+    async def _put(self, owner: str, entry: KeyEntry, expected: int) -> None:
+        """Write an entry. Raises: WrongSequenceError, LedgerFullError, KeyUnavailableError."""
+        if not self._is_made:
+            await ensure_stream(self._inbox, keys_specification(self._names, self._replicas))
+            self._is_made = True
+        subject = self._subject(owner)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        written = Entry(subject, msgspec.json.encode(entry), subject, expected)
+        self._publisher.send((written,), functools.partial(resolve, answer))
+        try:
+            await answer
+        except (ConnectionLostError, ReplyTimeoutError) as error:
+            raise KeyUnavailableError(f"the key of owner {owner} was not stored: no answer") from error
+        except AppendRefusedError as error:
+            if error.is_lost_race:
+                raise WrongSequenceError(subject, expected) from error
+            if error.is_full:
+                raise LedgerFullError(f"there is no room for the key of owner {owner}: {error}") from error
+            raise
+
+    async def _erase_older(self, owner: str) -> None:
+        """Delete the messages of an entry before its newest one, and write other bytes over them.
+
+        Raises: KeyUnavailableError.
+        """
+        newest = await self.entry(owner)
+        if newest is None:
+            return
+        try:
+            for _ in range(_OLDER_MAX):
+                request = {"seq": 1, "next_by_subj": self._subject(owner)}
+                oldest = await api.get_message(self._inbox, self._stream, request)
+                if oldest is None or oldest.stream_sequence >= newest.sequence:
+                    return
+                await api.erase_message(self._inbox, self._stream, oldest.stream_sequence)
+        except (UnreachableError, api.ApiError) as error:
+            raise KeyUnavailableError(f"an older key of owner {owner} was not deleted: {error}") from error
