@@ -81,7 +81,7 @@ async def test_a_plan_that_somebody_changed_does_what_he_may_and_in_his_own_name
     history = await asker.ledger.handle_of(JobRef(queue=QUEUE, job_id=made["id"])).history()
     job = fold(history).job
     assert job is not None
-    given = json.loads(await asker.ledger.inputs.get(job.order.input, job.order.input_ref))
+    given = json.loads(await asker.ledger.inputs.get(job.order.input, job.order.input_ref, key=""))
     assert job.created_by == "eve"
     assert given["allowed"] == {"permissions": ["review", "view"], "queues": ["mail"]}
     assert [name for _, name, _ in given["jobs"]] == [mine.id]

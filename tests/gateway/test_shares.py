@@ -125,7 +125,7 @@ async def _held_by_a_worker(ledger: Ledger, job: Any) -> None:
 
 async def _finished(ledger: Ledger, job: Any) -> None:
     claimed = await ledger.execute(job.ref, Claim(worker="web-1-0a", lease_s=15))
-    result, ref = await ledger.results.put(b'"sent"', what="result")
+    result, ref = await ledger.results.put(b'"sent"', what="result", key="")
     await ledger.execute(job.ref, Complete(epoch=claimed.claim_epoch, result=result, result_ref=ref))
 
 

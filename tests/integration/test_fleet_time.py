@@ -140,7 +140,7 @@ async def test_how_long_a_value_stays_is_judged_by_the_fleets_time(connected: Co
         for moved_s, is_stored in ((0.0, True), (0.0, False), (4 * DAY, True)):
             clock.advance(moved_s)
             before = await _stored_count(ledger)
-            await ledger.results.put(b"1" * (1 << 20), what="result")
+            await ledger.results.put(b"1" * (1 << 20), what="result", key="")
             await ledger.bodies.keep(b"2" * 1_000, 3 * DAY)
             after = await _stored_count(ledger)
             assert [now > then for now, then in zip(after, before, strict=True)] == [is_stored] * 2

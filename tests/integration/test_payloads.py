@@ -139,7 +139,7 @@ async def test_a_damaged_object_is_not_handed_out(ledger: Ledger) -> None:
     store: Any = await ledger.connection.jetstream().object_store(ledger.names.payloads_bucket)
     await store.put(reference.sha256, b'{"text":"another"}')
     with pytest.raises(PayloadMissingError, match="differs from what was stored"):
-        await ledger.inputs.get(NO_VALUE, reference)
+        await ledger.inputs.get(NO_VALUE, reference, key="")
     async with working(ledger):
         done = await job.wait(timeout_s=LIMIT_S)
     assert (done.state, done.dead_reason) == (JobState.DEAD_LETTERED, "invalid")
@@ -154,7 +154,7 @@ async def test_a_cancellation_beside_an_answer_is_not_forgotten(
 
     async def put_for_ever() -> None:
         while True:
-            await ledger.inputs.put(msgspec.json.encode(secrets.token_hex(INLINE)), what="input")
+            await ledger.inputs.put(msgspec.json.encode(secrets.token_hex(INLINE)), what="input", key="")
 
     async def process(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         nonlocal heard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
@@ -64,7 +65,10 @@ async def _rehearsed(function: Any, code: Any) -> RehearsalResult:
     before = (await ledger.log.head()).last_sequence
     CALLS.clear()
     found = await rehearse(
-        workflow(name="w", queue="q")(code), job, now=ledger.clock.now(), get=ledger.inputs.get
+        workflow(name="w", queue="q")(code),
+        job,
+        now=ledger.clock.now(),
+        get=functools.partial(ledger.inputs.get, key=""),
     )
     assert CALLS == []
     assert (await ledger.log.head()).last_sequence == before
@@ -174,7 +178,10 @@ async def test_runs_in_flight_ended_or_failed_are_rehearsed_as_well() -> None:
     ended = (await load(ledger.log, (await ledger.job("w-1")).ref)).job
     assert ended is not None
     assert ended.state == "completed"
-    assert await rehearse(code, ended, now=job.updated_at, get=ledger.inputs.get) == RehearsalResult()
+    assert (
+        await rehearse(code, ended, now=job.updated_at, get=functools.partial(ledger.inputs.get, key=""))
+        == RehearsalResult()
+    )
 
     async def fails(run: Run) -> None:
         await run.step(one, 1)

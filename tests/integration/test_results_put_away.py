@@ -30,10 +30,10 @@ async def test_a_stop_while_a_large_result_is_stored_lets_it_be_recorded(
     storing, may_go_on = anyio.Event(), anyio.Event()
     put = ledger.results.put
 
-    async def slow(text: bytes, *, what: str) -> Any:
+    async def slow(text: bytes, *, what: str, key: str) -> Any:
         storing.set()
         await may_go_on.wait()
-        return await put(text, what=what)
+        return await put(text, what=what, key=key)
 
     monkeypatch.setattr(ledger.results, "put", slow)
     job = await ledger.enqueue(charge, 250)

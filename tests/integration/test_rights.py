@@ -58,7 +58,7 @@ async def look(ledger: Ledger) -> None:
 async def fetch(ledger: Ledger) -> None:
     queued = (await (await ledger.job("large")).history())[0].event
     assert isinstance(queued, Queued)
-    await ledger.inputs.get(queued.input, queued.input_ref)
+    await ledger.inputs.get(queued.input, queued.input_ref, key="")
 
 
 async def subscribe(ledger: Ledger) -> None:

@@ -380,7 +380,7 @@ class Stage:
             assert await first.result(timeout_s=LIMIT_S) == LARGE  # as who asks a gateway does
             queued = (await first.history())[0].event
             assert isinstance(queued, Queued)
-            await ledger.inputs.get(queued.input, queued.input_ref)
+            await ledger.inputs.get(queued.input, queued.input_ref, key="")
             access.uses.note(info.key, "127.0.0.1")
             await access.uses.store()
             await access.end_session(access.sessions.open(key=info.key, sha256="a"), by="ann")

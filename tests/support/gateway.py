@@ -175,7 +175,7 @@ class Asker:
         """Return a job that ended well."""
         job = await self.job(of, queue=queue, **values)
         claimed = await self.running(job)
-        result, ref = await self.ledger.results.put(b'"sent"', what="result")
+        result, ref = await self.ledger.results.put(b'"sent"', what="result", key="")
         await self.ledger.execute(job.ref, Complete(epoch=claimed.claim_epoch, result=result, result_ref=ref))
         return job
 

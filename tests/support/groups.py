@@ -37,7 +37,7 @@ async def begin(
     assert view.job is not None
     epoch = view.job.claim_epoch
     given = inputs if inputs is not None else [{"n": n} for n in range(order.count)]
-    items, items_ref = await ledger.inputs.put(msgspec.json.encode(given), what="items")
+    items, items_ref = await ledger.inputs.put(msgspec.json.encode(given), what="items", key="")
     start = StartStep(
         epoch=epoch,
         step=KEY,

@@ -83,7 +83,7 @@ async def large_values_that_are_gone(asker: Asker) -> None:
     job_input = (await job.snapshot()).order.input_ref
     assert job_input is not None
     claimed = await asker.running(job)
-    result, ref = await asker.ledger.results.put(b'"' + b"b" * 200_000 + b'"', what="result")
+    result, ref = await asker.ledger.results.put(b'"' + b"b" * 200_000 + b'"', what="result", key="")
     await asker.ledger.execute(job.ref, Complete(epoch=claimed.claim_epoch, result=result, result_ref=ref))
     assert ref is not None
     await asker.ledger.inputs.remove(job_input)
