@@ -276,7 +276,7 @@ async def test_the_whole_order_reaches_the_ledger(
     assert (order.tenant, order.correlation, order.metadata) == ("acme", "c-1", {"a": "b"})
     assert (job.created_by, job.state) == ("alice", "scheduled")
     assert order.input_ref is not None, "an input of 100 KB lies in the object store"
-    assert msgspec.json.decode(await ledger.inputs.get(order.input, order.input_ref))["user_id"] == 7
+    assert msgspec.json.decode(await ledger.inputs.get(order.input, order.input_ref, key=""))["user_id"] == 7
 
 
 async def test_an_input_that_this_ledger_does_not_take_is_refused_as_a_row(

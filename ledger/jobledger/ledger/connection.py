@@ -8,13 +8,12 @@ import functools
 import logging
 import os
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig, with_variables
-from jobledger.ledger.masters import masters_of
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import InvalidInputError, JetStreamDisabledError, UnreachableError
 from jobledger.ledger.model.subjects import Names
@@ -38,6 +37,9 @@ from jobledger.ledger.nats.streams import (
 )
 from jobledger.ledger.nats.writer import Writer
 from jobledger.ledger.patience import Patience
+
+if TYPE_CHECKING:
+    from jobledger.ledger.masters import Masters
 
 #: Replicas of what is made later, by those of the ledger: an even number survives no more losses than one less.
 _REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
@@ -211,6 +213,12 @@ async def _time(clock: Clock | None, inbox: Inbox, names: Names) -> AsyncGenerat
         keeping.cancel()
 
 
+def _masters(source: str) -> Masters:
+    from jobledger.ledger.masters import masters_of  # noqa: PLC0415 - most processes have no master key
+
+    return masters_of(source, os.environ)
+
+
 async def assemble(  # noqa: PLR0917 - the parts of one client
     connection: Connection,
     inbox: Inbox,
@@ -227,8 +235,8 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         names=names,
         append_timeout_s=config.append_timeout_s,
     )
-    masters = masters_of(config.master_key, os.environ) if config.master_key else None
-    keys = config.sealing or OwnerKeys(inbox, publisher, names, masters, replicas=config.replicas or 1)
+    masters = _masters(config.master_key) if config.master_key else None
+    keys = config.sealing or OwnerKeys(inbox, writer, names, masters, replicas=config.replicas or 1)
     payloads = functools.partial(
         Payloads,
         connection,

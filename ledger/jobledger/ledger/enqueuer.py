@@ -43,6 +43,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import JobEvent, Member, order_at_first
+from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, child_id
 from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey
@@ -268,7 +269,7 @@ class Enqueuer:
     async def _wish(self, task: Kind, options: Options, command: Enqueue, text: bytes) -> Wish:
         key = command.order.key
         seals = await self._client.keys.key(key) if key else None
-        return wish_of(task, options, command, text, self._clock, seals)
+        return wish_of(task, options, command, text, self._clock, seals=seals)
 
     async def _one_of_its_kind(self, task: Kind, options: Options, wish: Wish) -> JobHandle[Any]:
         job_id = wish.command.ref.job_id
@@ -419,10 +420,16 @@ class Enqueuer:
 
     async def _key(self, task: Kind, owner: str) -> ValueKey:
         """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; InvalidInputError."""
-        if task.version or task.callbacks or task.deadline_s is not None or getattr(task, "makes_runs", False):
+        if (
+            task.version
+            or task.callbacks
+            or task.deadline_s is not None
+            or getattr(task, "makes_runs", False)
+        ):
             raise InvalidInputError(
                 f"{task.name} is a workflow, and a run cannot have an owner: its steps are not sealed"
             )
+        self._client.stamp().require_form(SEALED_FORM, f"the owner of a job of task {task.name}")
         return await self._client.keys.key_for(owner)
 
     async def _ensure(self, named: Iterable[NamedLimits]) -> None:

@@ -157,7 +157,13 @@ def _named(task: str, options: Options, own: tuple[str, ...]) -> NamedLimits:
 
 
 def wish_of(
-    task: Kind, options: Options, command: Enqueue, text: bytes, clock: Clock, seals: ValueKey | None = None
+    task: Kind,
+    options: Options,
+    command: Enqueue,
+    text: bytes,
+    clock: Clock,
+    *,
+    seals: ValueKey | None = None,
 ) -> Wish:
     """Return what an enqueue of a unique job wishes; `seals`: as in `wish_for`. Raises: as `wish_for`."""
     assert options.unique is not None, "only unique jobs have keys"

@@ -44,8 +44,8 @@ class Masters(Protocol):
         """Wrap a secret with the newest master key. Raises: KeyUnavailableError."""
         ...
 
-    async def unwrap(self, found: WrappedSecret, about: bytes) -> bytes:
-        """Return a secret. Raises: KeyUnavailableError, SealBrokenError."""
+    async def unwrap(self, master: str, wrapped: bytes, about: bytes) -> bytes:
+        """Return a secret; `master`: the name of the key that wrapped it. Raises: KeyUnavailableError, SealBrokenError."""
         ...
 
     async def close(self) -> None:
@@ -65,14 +65,14 @@ class MastersHere:
         name, key = next(iter(self._keys.items()))
         return WrappedSecret(name, key.wrap(secret, about))
 
-    async def unwrap(self, found: WrappedSecret, about: bytes) -> bytes:
+    async def unwrap(self, master: str, wrapped: bytes, about: bytes) -> bytes:
         """Unwrap with the key that is named; see `Masters.unwrap`."""
-        key = self._keys.get(found.master)
+        key = self._keys.get(master)
         if key is None:
             raise KeyUnavailableError(
-                f"the master key {found.master} is not here (here: {', '.join(self._keys)}): add it to the master keys"
+                f"the master key {master} is not here (here: {', '.join(self._keys)}): add it to the master keys"
             )
-        return key.unwrap(found.wrapped, about)
+        return key.unwrap(wrapped, about)
 
     async def close(self) -> None:
         """Forget the keys."""
@@ -105,12 +105,12 @@ class KeyService:
             raise self._trouble("it wrapped nothing")
         return WrappedSecret(answer.master, answer.wrapped)
 
-    async def unwrap(self, found: WrappedSecret, about: bytes) -> bytes:
+    async def unwrap(self, master: str, wrapped: bytes, about: bytes) -> bytes:
         """Have a secret unwrapped; see `Masters.unwrap`."""
         question: dict[str, object] = {
             "do": "unwrap",
-            "master": found.master,
-            "wrapped": found.wrapped,
+            "master": master,
+            "wrapped": wrapped,
             "about": about,
         }
         answer = await self._ask(question)

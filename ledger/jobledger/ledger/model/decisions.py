@@ -98,7 +98,7 @@ from jobledger.ledger.model.events import (
     Snoozed,
     Started,
 )
-from jobledger.ledger.model.forms import CARRIED_FORM, RETRIES_FORM
+from jobledger.ledger.model.forms import CARRIED_FORM, RETRIES_FORM, SEALED_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, PENDING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.runs.carried_parts import parts_of
@@ -248,6 +248,8 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
             notify=given.notify,
             tenant=given.tenant,
         )
+    if given.key:
+        stamp.require_form(SEALED_FORM, f"the owner of job {ref.job_id}")
     order: dict[str, Any] = {
         "v": VERSION_SEALED if given.key else 1,
         "prev": "",

@@ -17,6 +17,8 @@ FORM_FIRST: Final = 1
 FORM: Final = 2
 #: From this form on a failure may queue its job again by itself: `failed` with `v: 2` (ADR 058).
 RETRIES_FORM: Final = 2
+#: From this form on a job may have an owner: its events have `v: 2` and sealed values (ADR 065).
+SEALED_FORM: Final = 2
 
 #: The form of what `carried` says. Raise it with the first field after a release that a carried job or schedule has
 #: anywhere: 0 is what releases wrote before there was a number.

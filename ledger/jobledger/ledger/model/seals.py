@@ -226,7 +226,7 @@ def _clear(name: str, value: Any, *, is_text: bool) -> str:
             return next((found for each in value if (found := _clear(name, each, is_text=False))), "")
         case dict():
             words = cast("dict[str, Any]", value).values()
-            return "" if all(isinstance(each, str) and _is_word(each) for each in words) else name
+            return "" if all(_is_word(str(each)) for each in words) else name
         case _:
             return ""
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from jobledger.ledger.masters import Masters, WrappedSecret
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     ErasedError,
@@ -35,10 +34,11 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, resolve
-from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.nats.streams import ensure_stream, keys_specification
+from jobledger.ledger.nats.writer import AppendRefusedError, Writer
 
 if TYPE_CHECKING:
+    from jobledger.ledger.masters import Masters
     from jobledger.ledger.owner_key import OwnerKey
 
 #: How long a process keeps a key in memory: so long after its destruction others may still use it.
@@ -78,7 +78,7 @@ class OwnerKeys:
     def __init__(
         self,
         inbox: Inbox,
-        publisher: Publisher,
+        writer: Writer,
         names: Names,
         masters: Masters | None,
         *,
@@ -86,7 +86,7 @@ class OwnerKeys:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
-        self._publisher = publisher
+        self._writer = writer
         self._names = names
         self.masters = masters  #: None: nothing can be sealed or unsealed here
         self._replicas = replicas
@@ -223,8 +223,8 @@ class OwnerKeys:
         if self.masters is None:
             raise KeyUnavailableError(f"the key {owner}/{entry.number} cannot be opened: {_NO_MASTER}")
         until = self._monotonic() + CACHE_S  # from before the entry may have changed
-        found = WrappedSecret(entry.master, entry.wrapped)
-        secret = await self.masters.unwrap(found, self._about(owner, entry.number))
+        about = self._about(owner, entry.number)
+        secret = await self.masters.unwrap(entry.master, entry.wrapped, about)
         key = OwnerKey(f"{owner}/{entry.number}", secret, self._names.environment)
         self._kept[owner] = until, key
         self._kept.move_to_end(owner)
@@ -265,7 +265,7 @@ class OwnerKeys:
         subject = self._subject(owner)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         written = Entry(subject, msgspec.json.encode(entry), subject, expected)
-        self._publisher.send((written,), functools.partial(resolve, answer))
+        self._writer.send((written,), functools.partial(resolve, answer))
         try:
             await answer
         except (ConnectionLostError, ReplyTimeoutError) as error:
