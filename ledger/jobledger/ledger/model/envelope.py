@@ -89,8 +89,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str  #: the exception's class name, or the kind again
     message: str  #: cut at 2,000 characters
     traceback: str = ""  #: the newest frames, cut at 16,000 characters; "" where there is none
-    sealed: str = ""  #: message and traceback of a job that has an owner, sealed; both are then empty here
-    where: str = ""  #: of a sealed one: `file:function` of the innermost frame of user code
+    #: Message and traceback of a job that has an owner, sealed; both are then empty here.
+    sealed: str | msgspec.UnsetType = msgspec.UNSET
+    #: Of a sealed one: `file:line function` of its newest frame outside libraries, which is code and no data.
+    where: str | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         """Replace half surrogate pairs, as in names of files that are not UTF-8: a failure must be recordable."""

@@ -41,8 +41,9 @@ _VARYING: Final = re.compile(
     flags=re.IGNORECASE,
 )
 _FRAME: Final = re.compile(
-    r'^ *File "(?P<file>[^"\n]{1,400})", line \d+, in (?P<function>[^\n]{1,200})$', re.MULTILINE
+    r'^ *File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})$', re.MULTILINE
 )
+_LINE: Final = re.compile(r":\d+ ")
 _FOREIGN: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "\\lib\\", "<frozen ")
 
 
@@ -70,6 +71,8 @@ def job_pattern(job: Job) -> str:
 
 
 def _parts(error: ErrorInfo) -> list[str]:
+    if error.where:  # of an owner's job: the words are sealed
+        return [error.kind, error.type, "", _LINE.sub(":", error.where)]
     return [error.kind, error.type, normalised(error.message), innermost_frame(error.traceback)]
 
 
@@ -81,10 +84,16 @@ def normalised(message: str) -> str:
 
 def innermost_frame(traceback: str) -> str:
     """Return `<file>:<function>` of the newest frame outside libraries, of the newest at all, or "" without any."""
+    return _LINE.sub(":", innermost_line(traceback))
+
+
+def innermost_line(traceback: str) -> str:
+    """Return `<file>:<line> <function>` of the frame that `innermost_frame` names, or "" without any."""
     users = newest = ""
     for match in _FRAME.finditer(traceback):
         file = match["file"]
-        newest = f"{file.replace(chr(92), '/').rpartition('/')[2]}:{match['function']}"
+        name = file.replace("\\", "/").rpartition("/")[2]
+        newest = f"{name}:{match['line']} {match['function']}"
         if not any(part in file for part in _FOREIGN):
             users = newest
     return users or newest

@@ -20,6 +20,7 @@ import msgspec
 
 from jobledger.ledger.model.envelope import ErrorInfo, Event
 from jobledger.ledger.model.errors import InvalidInputError, SealBrokenError
+from jobledger.ledger.model.fingerprint import innermost_line
 from jobledger.ledger.model.runs.orders import Callback
 
 #: What kind of thing is sealed: a JSON value, message and traceback of an error, or a word of a person or of the code.
@@ -158,7 +159,7 @@ def seal_error(key: ValueKey, error: ErrorInfo) -> ErrorInfo:
     text = msgspec.json.encode([error.message, error.traceback])
     sealed = seal_value(key, text, "error")[1:-1].decode()
     return ErrorInfo(
-        kind=error.kind, type=error.type, message="", sealed=sealed, where=_where(error.traceback)
+        kind=error.kind, type=error.type, message="", sealed=sealed, where=innermost_line(error.traceback)
     )
 
 
@@ -168,23 +169,7 @@ def unseal_error(key: ValueKey, error: ErrorInfo) -> ErrorInfo:
         return error
     text = unseal_value(key, f'"{error.sealed}"'.encode(), "error")
     message, traceback = msgspec.json.decode(text, type=tuple[str, str])
-    return msgspec.structs.replace(error, message=message, traceback=traceback, sealed="")
-
-
-_FOLDERS: Final = re.compile(r"^.*[/\\\\]")
-_FRAME: Final = re.compile(
-    r'^  File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})$', flags=re.MULTILINE
-)
-
-
-def _where(traceback: str) -> str:
-    """Return the innermost frame: a name of a file, a line and a function, which are code and no data."""
-    frames = _FRAME.findall(traceback)
-    if not frames:
-        return ""
-    file, line, function = frames[-1]
-    name = _FOLDERS.sub("", file)
-    return f"{name}:{line} {function}"
+    return msgspec.structs.replace(error, message=message, traceback=traceback, sealed=msgspec.UNSET)
 
 
 def require_sealed(event: Event) -> None:

@@ -116,7 +116,7 @@ class SchemaBuilder:
                 found = {**found, "pattern": "^[0-9a-f]*$"}
         if note:
             found = {**found, "description": note}
-        if field.default is not msgspec.NODEFAULT and field.default is not NO_VALUE:
+        if field.default not in {msgspec.NODEFAULT, msgspec.UNSET} and field.default is not NO_VALUE:
             found = {**found, "default": msgspec.json.decode(msgspec.json.encode(field.default))}
         return found
 

@@ -19,6 +19,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
 _ATTEMPT: Final = "attempt"
+_OF_ERROR: Final = ("kind", "type", "message", "traceback")
 
 
 class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,4 +89,4 @@ async def _part(client: Client, event: Event, part: Part) -> msgspec.Raw | dict[
             return msgspec.Raw(await client.results.get(event.result, event.result_ref, key=""))
         case "error":
             error = event.error if isinstance(event, Failed | DeadLettered) else None
-            return None if error is None else msgspec.structs.asdict(error)
+            return None if error is None else {name: getattr(error, name) for name in _OF_ERROR}
