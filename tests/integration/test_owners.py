@@ -15,10 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.limits import LIMIT_S
+from tests.support.working import working
 
 from jobledger.audit.export import write_export
+from jobledger.audit.why import explain, find_facts
 from jobledger.ledger import (
     ConfigurationError,
     Context,
@@ -27,17 +30,17 @@ from jobledger.ledger import (
     JobState,
     KeyUnavailableError,
     Ledger,
-    Run,
     TaskRegistry,
     Unique,
     connect,
     task,
-    workflow,
 )
+from jobledger.ledger.model.commands import Dispatch, Note
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
+from jobledger.workers.reactors.stranded import DISPATCHES_MAX, judge
 
 pytestmark = pytest.mark.anyio
 
@@ -68,11 +71,6 @@ async def keeps(context: Context, text: str) -> str:
 @task
 async def makes(context: Context, text: str) -> None:
     await context.ledger.enqueue(fails.options(id="made"), text=text)
-
-
-@workflow
-async def book(run: Run, text: str) -> str:
-    return text
 
 
 TASKS = (greet, fails, keeps, makes)
@@ -124,8 +122,8 @@ async def test_a_word_in_every_value_is_found_nowhere(
         assert job.state is JobState.DEAD_LETTERED
         assert job.error is not None
         assert (job.error.type, job.error.message, job.error.traceback) == ("ValueError", "", "")
-        assert job.error.where.startswith("test_owners.py:")
-        assert job.error.where.endswith(" fails")
+        assert str(job.error.where).startswith("test_owners.py:")
+        assert str(job.error.where).endswith(" fails")
         assert {json.loads(each.data)["v"] for each in await kept.history()} == {2}
         async for portion in ledger.log.read_messages():
             for message in portion:
@@ -163,9 +161,7 @@ async def test_what_is_not_sealed_yet_is_refused(connected: Connect, tmp_path: P
     async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
         job = await ledger.enqueue(greet, person=1, text="x")
         with pytest.raises(InvalidInputError, match=r"text of the event noted .* is not sealed"):
-            await ledger.note(job, "a word about Jane")
-        with pytest.raises(InvalidInputError, match="a run cannot have an owner"):
-            await ledger.enqueue(book.options(owner="person:1"), text="x")
+            await ledger.execute(job.ref, Note(text="a word about Jane"))
         with pytest.raises(InvalidInputError, match="a schedule cannot have one"):
             await ledger.schedules.add("s", greet, input={"person": 1, "text": "x"}, on_demand=True)
         assert [each.event.key for each in await job.history()] == ["person:1/1"]
@@ -180,7 +176,15 @@ async def test_a_worker_without_the_master_key_passes_on_sealed_jobs_alone(
         plain = await ledger.enqueue(fails.options(), text="plain")
         await work(poor, plain)
         assert [event_type(each.event) for each in await sealed.history()] == ["queued"]
-        assert (await sealed.snapshot()).state is JobState.QUEUED
+        job = await sealed.snapshot()
+        assert job.state is JobState.QUEUED
+        useless = msgspec.structs.replace(job, dispatches=DISPATCHES_MAX + 1)
+        verdict = judge(useless, job.dispatch_sequence, holder_lives=False, deliveries=20)
+        assert isinstance(verdict, Dispatch), "it waits for as long as no worker has the key"
+        async with working(poor, greet), asyncio.timeout(LIMIT_S):
+            why = "its values are sealed, and no worker of queue default has the master key m1"
+            while explain(job, await find_facts(poor, job)).sentence != why:
+                await asyncio.sleep(0.01)
         with pytest.raises(KeyUnavailableError):
             await poor.inputs.get((await sealed.snapshot()).order.input, None, key="person:1/1")
         await work(ledger, sealed)

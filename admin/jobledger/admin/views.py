@@ -18,9 +18,10 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import ErasedError, KeyUnavailableError, PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, Hidden, hide
+from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, VALUES, Hidden, hide
 from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.opened_jobs import opened_job
 from jobledger.ledger.options import JobHead
 from jobledger.ledger.timers import deadline_at
 
@@ -111,6 +112,8 @@ async def details_as(
 ) -> D:
     """Return the same as a structure that has `more` fields."""
     events = list(history)
+    if not VALUES.marks & hidden.marks:
+        job = await opened_job(ledger.keys, job)
     results = ledger.results if job.order.member is None else ledger.inputs
     return copied(
         kind,

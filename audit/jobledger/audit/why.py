@@ -15,17 +15,20 @@ from jobledger.audit.trail_words import count
 from jobledger.audit.why_held import HeldFacts, explain_held
 from jobledger.audit.why_run import ChildNow, Moment, RunWait, explain_paused, run_waits
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import PermissionRefusedError
+from jobledger.ledger.model.errors import KeyUnavailableError, PermissionRefusedError
+from jobledger.ledger.model.event_words import error_words
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.queue_pause import QueueState
+from jobledger.ledger.model.seals import owner_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.model.unique import is_held, key_of, until_words
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo, task_word
+from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
 from jobledger.ledger.reruns.repairs import may_mend
@@ -33,6 +36,7 @@ from jobledger.ledger.timers import deadline_at
 from jobledger.ledger.unique.holders import Holder, find_holder
 
 _STEPS_SHOWN_MAX: Final = 3
+_ERROR_MAX: Final = 300
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -66,6 +70,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     announced: TaskEntry | None = (
         None  #: the newest announcement of its task, if no living worker of the queue has that task
     )
+    master: str = (
+        ""  #: the master key that opens the key of the job's owner; "": it has none, or nobody can tell
+    )
     paused: PausedConsumer | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
@@ -98,7 +105,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
     if job.running_attempt is not None:
         holder = await ledger.leases.find(job.running_attempt.worker)
     workers: tuple[WorkerInfo, ...] = ()
-    announced, backlog, delivered, paused = None, None, 0, None
+    announced, backlog, delivered, paused, master = None, None, 0, None, ""
     queue = QueueState()
     if job.state in (JobState.QUEUED, JobState.HELD):
         queue = await queue_state(ledger.log, job.queue)
@@ -108,6 +115,8 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         if not _have_task(job, workers):
             with contextlib.suppress(PermissionRefusedError):
                 announced = await find_task(ledger.inbox, ledger.names, job.task)
+        if job.order.key:
+            master = await _master(ledger, job.order.key)
         consumer = ledger.names.consumer(job.queue, job.order.priority)
         info = await find_consumer(ledger.inbox, ledger.names.ledger_stream, consumer)
         if info is not None:
@@ -121,10 +130,21 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         announced=announced,
         backlog=backlog,
         delivered=delivered,
+        master=master,
         paused=paused,
         queue=queue,
         key=None if not job.order.unique else await find_holder(ledger.log, key_of(job)),
     )
+
+
+async def _master(ledger: Ledger, key_id: str) -> str:
+    """Return the name of the master key that opens an owner's key; "" where nobody can tell."""
+    if not isinstance(ledger.keys, OwnerKeys):
+        return ""
+    with contextlib.suppress(PermissionRefusedError, KeyUnavailableError):
+        found = await ledger.keys.entry(owner_of(key_id))
+        return "" if found is None else found.entry.master
+    return ""
 
 
 async def _lock_wait(ledger: Ledger, job: Job, worker: WorkerInfo | None) -> LockWait | None:
@@ -170,7 +190,7 @@ def explain(job: Job, facts: Facts) -> Why:
             waits = run_waits(job, facts.children, told)
             sentence, hint = explain_paused(job, waits, told)
         case JobState.DEAD_LETTERED:
-            error = "" if job.error is None else f" ({job.error.type}: {job.error.message[:200]})"
+            error = "" if job.error is None else f" ({error_words(job.error)[:_ERROR_MAX]})"
             more, hint = _after_death(job)
             sentence = (
                 f"it waits for a person: it is a dead letter, {_DEAD[job.dead_reason or '']}{error}{more}"
@@ -262,11 +282,22 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
         if job.order.version:
             lacking = f"version {job.order.version} of workflow {job.task}, with which this run began"
         return f"{serving} queue {job.queue}, none has {lacking}", start
+    if facts.master and not any(
+        info.masters is None or facts.master in info.masters for info in facts.workers
+    ):
+        return (
+            f"its values are sealed, and no worker of queue {job.queue} has the master key {facts.master}",
+            f"{start} --master-key file:...",
+        )
     if facts.paused is not None:
         return (
             f"somebody paused consumer {facts.paused.consumer} until {facts.paused.until}: before that "
             f"no worker is given a job of queue {job.queue} and priority {job.order.priority}"
         ), f"nats consumer resume {facts.paused.stream} {facts.paused.consumer}"
+    return _in_line(job, facts, start)
+
+
+def _in_line(job: Job, facts: Facts, start: str) -> tuple[str, str]:
     if facts.backlog is not None and job.dispatch_sequence > facts.delivered:
         running = sum(info.running or 0 for info in facts.workers)
         return (

@@ -23,6 +23,7 @@ from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.limits.definitions import CodeLimits
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
+from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Command, Discard, Note, Stamp
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
@@ -31,7 +32,7 @@ from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.queue_pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
-from jobledger.ledger.model.seals import KeyHolder
+from jobledger.ledger.model.seals import KeyHolder, seal_word
 from jobledger.ledger.model.subjects import JobRef, Names, check_token
 from jobledger.ledger.nats.attempt_logs import JobLogs, read_logs
 from jobledger.ledger.nats.connection import Connection
@@ -435,9 +436,14 @@ class Ledger:
     async def note(self, job: AnyJob, text: str, *, queue: str | None = None, by: str = "") -> Job:
         """Keep a note about a job, whatever its state: at most 4,000 characters; it changes nothing.
 
-        Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError, LedgerFullError, UnreachableError.
+        Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError, LedgerFullError, UnreachableError; ErasedError.
         """
-        return await self.execute((await self._named(job, queue)).ref, Note(text=text), by=by)
+        ref, note = (await self._named(job, queue)).ref, Note(text=text)
+        known = (await self.patience.read(lambda: load(self.log, ref))).job
+        if known is not None and known.order.key:
+            key = await self.patience.read(lambda: self.keys.key(known.order.key))
+            note = Note(text=text, sealed=seal_word(key, text))
+        return await self.execute(ref, note, by=by)
 
     async def signal(
         self,

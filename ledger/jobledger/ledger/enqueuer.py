@@ -25,7 +25,6 @@ from jobledger.ledger.job_orders import (
     identified,
     limits_named,
     new_job_id,
-    owner_named,
     plain_command,
     wish_of,
 )
@@ -400,7 +399,7 @@ class Enqueuer:
         """
         inputs, what = self._client.inputs, task.signature.what
         owner = self._owner(task, options, text)
-        key = await self._key(task, owner) if owner else None
+        key = await self._key(task.name, owner) if owner else None
         # Nearly all inputs are small, which then cost no coroutine.
         if key is None and inputs.fits_inline(text, what=what):
             stored = None
@@ -415,21 +414,16 @@ class Enqueuer:
 
     def _owner(self, task: Kind, options: Options, text: bytes) -> str:
         """Return whose data the job holds, "" where nobody said. Raises: InvalidInputError."""
-        inherited = "" if self._children is None else self._children.parent.owner
-        return owner_named(task, options, text) or inherited or (OWNER_DEFAULT if self._seals_all else "")
+        if options.owner:
+            from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
 
-    async def _key(self, task: Kind, owner: str) -> ValueKey:
-        """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; InvalidInputError."""
-        if (
-            task.version
-            or task.callbacks
-            or task.deadline_s is not None
-            or getattr(task, "makes_runs", False)
-        ):
-            raise InvalidInputError(
-                f"{task.name} is a workflow, and a run cannot have an owner: its steps are not sealed"
-            )
-        self._client.stamp().require_form(SEALED_FORM, f"the owner of a job of task {task.name}")
+            return owner_named(task, options, text)
+        inherited = "" if self._children is None else self._children.parent.owner
+        return inherited or (OWNER_DEFAULT if self._seals_all else "")
+
+    async def _key(self, task: str, owner: str) -> ValueKey:
+        """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; RefusedError."""
+        self._client.stamp().require_form(SEALED_FORM, f"the owner of a job of task {task}")
         return await self._client.keys.key_for(owner)
 
     async def _ensure(self, named: Iterable[NamedLimits]) -> None:

@@ -23,6 +23,7 @@ from jobledger.ledger.model.errors import (
     ResultTimeoutError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.event_words import error_words
 from jobledger.ledger.model.events import Completed, ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
@@ -290,13 +291,18 @@ class JobHandle(Generic[R_co]):
             value = msgspec.json.decode(text) if reader is None else reader.read_result(text, job.id)
             return cast("R_co", value)
         if job.state is JobState.DEAD_LETTERED:
-            raise JobFailedError(job.id, _sentence(job.error), job.error)
+            error = job.error
+            if job.order.key:
+                from jobledger.ledger.opened_jobs import opened_error  # noqa: PLC0415 - others need nothing of it
+
+                error = await opened_error(self._client.keys, job.order.key, error)
+            raise JobFailedError(job.id, _sentence(error), error)
         message = f"job {job.id} was {job.state.value}{': ' + job.cancel_reason if job.cancel_reason else ''}"
         raise JobCancelledError(message)
 
 
 def _sentence(error: ErrorInfo | None) -> str:
-    return "no reason recorded" if error is None else f"{error.type}: {error.message}"
+    return "no reason recorded" if error is None else error_words(error)
 
 
 async def execute(client: Client, ref: JobRef, command: Command, *, by: str = "") -> Job:

@@ -70,16 +70,6 @@ def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
     return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
 
 
-def owner_named(task: Kind, options: Options, text: bytes) -> str:
-    """Return the owner that a job's options name, or that they make of its input; "" without one.
-
-    Raises: InvalidInputError.
-    """
-    if "{" not in options.owner:
-        return options.owner
-    return filled("owner", options.owner, _keyed(task, options, text, options.tenant))
-
-
 def plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
     """Return what begins a job with a small input that needs nothing of what `command_of` adds."""
     ref = JobRef(queue=options.queue, job_id=job_id)

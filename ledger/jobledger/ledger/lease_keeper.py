@@ -62,6 +62,7 @@ class LeaseKeeper:
         tasks: tuple[str, ...] | None = None,
         schedules: dict[str, str] | None = None,
         limits: dict[str, Terms] | None = None,
+        masters: tuple[str, ...] | None = None,
         supervisor: str = "",
         concurrency: int = 0,
         reactors: bool = False,
@@ -80,6 +81,7 @@ class LeaseKeeper:
         self._tasks = None if tasks is None or len(tasks) > TASKS_MAX else tasks
         self._schedules = None if schedules is None or len(schedules) > SCHEDULES_MAX else schedules
         self._limits = None if limits is None or len(limits) > LIMITS_MAX else limits
+        self._masters = masters
         self._supervisor = supervisor
         self._concurrency = concurrency
         self._reactors = reactors
@@ -200,6 +202,7 @@ class LeaseKeeper:
             tasks=self._tasks,
             schedules=self._schedules,
             limits=self._limits,
+            masters=self._masters,
             supervisor=self._supervisor,
             concurrency=self._concurrency,
             reactors=self._reactors,

@@ -40,6 +40,11 @@ class WrappedSecret(NamedTuple):
 class Masters(Protocol):
     """Whoever has master keys."""
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Which ones; None: it does not say."""
+        ...
+
     async def wrap(self, secret: bytes, about: bytes) -> WrappedSecret:
         """Wrap a secret with the newest master key. Raises: KeyUnavailableError."""
         ...
@@ -59,6 +64,11 @@ class MastersHere:
     def __init__(self, keys: Mapping[str, WrapKey]) -> None:
         """`keys`: at least one, the one that wraps first."""
         self._keys = dict(keys)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the keys."""
+        return tuple(self._keys)
 
     async def wrap(self, secret: bytes, about: bytes) -> WrappedSecret:
         """Wrap with the first key; see `Masters.wrap`."""
@@ -92,6 +102,8 @@ class _Answer(msgspec.Struct, frozen=True):
 
 class KeyService:
     """`Masters` behind a program; one question at a time."""
+
+    names: Final = None  #: the program knows
 
     def __init__(self, command: str) -> None:
         self._command = shlex.split(command)

@@ -13,7 +13,6 @@ from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.decision_parts.runs import SIGNALS_MAX
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
-    JobNotFoundError,
     PermissionRefusedError,
     RefusedError,
     UnreachableError,
@@ -109,22 +108,32 @@ async def give_signal(
     command = GiveSignal(name=signal.name, id=id)  # refused before a large value is stored
     text = signal.encode(value)
     view = await client.patience.read(lambda: load(client.log, ref))
+    what = f"value of signal {signal.name}"
     if view.job is None:
         if starts is not None:
             await check_signal(client, starts.name, starts.version, signal.name, text)
+        if begin is not None:
+            client.inputs.fits_inline(text, what=what)  # one that is too large begins no run
+            view = await _begun(client, ref, begin)
     elif not view.job.is_final:
         await check_signal(client, view.job.task, view.job.order.version, signal.name, text)
-    what = f"value of signal {signal.name}"
-    stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what, key=""))
+    key = "" if view.job is None else view.job.order.key
+    stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what, key=key))
     command = msgspec.structs.replace(command, value=stored, value_ref=reference)
-    if begin is None:
-        return await send(client, ref, command, by=by, known=view if view.job else None)
+    return await send(client, ref, command, by=by, known=view if view.job else None)
+
+
+async def _begun(client: Client, ref: JobRef, begin: Callable[[], Awaitable[Any]]) -> JobView:
+    """Begin a run that was missing, and return it: it says whether its values are sealed, and under which key.
+
+    Raises: as `begin`; UnreachableError.
+    """
     for look in range(_LOOKS_MAX):
-        try:
-            return await send(client, ref, command, by=by)
-        except JobNotFoundError:
-            await asyncio.sleep(_LAG_S * look)
-            await begin()  # leaves a run that exists as it is
+        await asyncio.sleep(_LAG_S * look)
+        await begin()  # leaves a run that exists as it is
+        view = await client.patience.read(lambda: load(client.log, ref))
+        if view.job is not None:
+            return view
     raise UnreachableError(f"job {ref.job_id} exists and cannot be read yet: send the signal again")
 
 

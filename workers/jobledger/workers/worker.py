@@ -27,6 +27,7 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.fleet_clock import apart_s
 from jobledger.ledger.nats.leases import task_word
+from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcement import announce_tasks
@@ -174,6 +175,7 @@ class Worker:
             ),
             schedules=self._tasks.fingerprints,
             limits=self._tasks.limits,
+            masters=self._ledger.keys.masters_here if isinstance(self._ledger.keys, OwnerKeys) else None,
             supervisor=self._config.supervisor,
             concurrency=self._config.concurrency,
             reactors=self._config.reactors,

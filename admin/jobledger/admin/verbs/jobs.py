@@ -11,7 +11,6 @@ from jobledger.admin.objects.jobs import JobNow, job_now
 from jobledger.admin.verbs.kit import Place, Reason, Verb, option, verb
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Changes
-from jobledger.ledger.model.commands import Note
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import Job, JobState
@@ -315,7 +314,7 @@ class NoteJob(JobVerb, frozen=True, kw_only=True):
 
     async def act(self, ledger: Ledger, ref: JobRef, by: str) -> Job:
         """Keep it. Raises: as `Ledger.note`."""
-        return await ledger.execute(ref, Note(text=self.text), by=by)
+        return await ledger.note(ref, self.text, by=by)
 
     def say(self, found: JobNow) -> Iterator[str]:
         """Say where it is shown."""

@@ -14,7 +14,7 @@ from jobledger.admin.rows import Rows, View
 from jobledger.admin.workflows.versions import IS_RUN
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import load
-from jobledger.ledger.model.errors import PayloadMissingError
+from jobledger.ledger.model.errors import ErasedError, KeyUnavailableError, PayloadMissingError
 from jobledger.ledger.model.job import FINAL_STATES, Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
@@ -130,13 +130,14 @@ async def _check(ledger: Ledger, tasks: TaskRegistry, ref: JobRef) -> RunCheck |
     if not isinstance(workflow, WorkflowFunction):
         return _told(job, "missing", more=f"the code has no workflow {_named(job)}")
     plain = cast("WorkflowFunction[..., Any, ..., Any]", workflow)
-    get = functools.partial(ledger.inputs.get, key="")  # no run has an owner
+    get = functools.partial(ledger.inputs.get, key=job.order.key)
     try:
         async with asyncio.timeout(_RUN_S_MAX):
-            found = await rehearse(plain, job, now=ledger.clock.now(), get=get)
+            key = await ledger.keys.key(job.order.key) if job.order.key else None
+            found = await rehearse(plain, job, now=ledger.clock.now(), get=get, key=key)
     except TimeoutError:
         return _told(job, "unread", more=f"its code took more than {_RUN_S_MAX:g} s between two steps")
-    except PayloadMissingError as error:
+    except (PayloadMissingError, ErasedError, KeyUnavailableError) as error:
         return _told(job, "unread", more=str(error))
     return _outcome(job, found)
 

@@ -122,7 +122,7 @@ async def _shown(asked: ApiRequest, batch: Batch) -> BatchShown:
     if job.state is JobState.COMPLETED:
         results = asked.gateway.ledger.results
         counts = msgspec.json.decode(
-            await results.get(job.result, job.result_ref, key=""), type=dict[str, int]
+            await results.get(job.result, job.result_ref, key=job.order.key), type=dict[str, int]
         )
     step = job.steps.get(BATCH_STEP)
     return BatchShown(

@@ -31,7 +31,7 @@ _GAP_MAX: Final = 512
 
 async def spec_of(client: Client, job: Job) -> BatchSpec:
     """Return what is stored of a batch. Raises: PayloadMissingError, UnreachableError."""
-    text = await client.inputs.get(job.order.input, job.order.input_ref, key="")
+    text = await client.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
     return msgspec.json.decode(text, type=dict[str, BatchSpec])["batch"]
 
 

@@ -91,9 +91,10 @@ class _Jobs:
         asked = await passage.ask(branch.key(END_STEP), "call", node.task)
         if asked.known is None:
             told = {"batch": passage.journal.job.id, "counts": counts}
-            items = msgspec.json.encode([{name: told[name] for name in self._batch.told}])
+            text = msgspec.json.encode({name: told[name] for name in self._batch.told})
+            items, reference = await passage.journal.put_items([text], what=f"input of task {node.task}")
             order = ChildOrder(
                 task=node.task, queue=node.queue, count=1, on_parent_end="abandon", nodes=(node,)
             )
-            await passage.start(asked, order=order, items=msgspec.Raw(items))
+            await passage.start(asked, order=order, items=items, items_ref=reference)
         await passage.journal.open(asked.key, again=asked.known is not None)

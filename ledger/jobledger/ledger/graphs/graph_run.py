@@ -113,10 +113,13 @@ class _Nodes:
         """Ask for the nodes, and make those that may exist."""
         passage, journal = self._passage, self._passage.journal
         if asked.known is None:
-            items, reference = await journal.put(
-                self._graph.items, what=f"inputs of graph {self._graph.name}"
-            )
+            what = f"inputs of graph {self._graph.name}"
             order = msgspec.structs.replace(self._graph.order, tenant=journal.job.order.tenant)
+            if journal.key is None:
+                items, reference = await journal.put(self._graph.items, what=what)
+            else:
+                texts = msgspec.json.decode(self._graph.items, type=list[msgspec.Raw])
+                items, reference = await journal.put_items([bytes(each) for each in texts], what=what)
             await passage.start(asked, order=order, items=items, items_ref=reference)
             await journal.open(asked.key, again=False)
         elif not asked.known.has_ended:

@@ -408,6 +408,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Keep a person's note about a job."""
 
     text: str
+    sealed: str = ""  #: the text as it is stored of a job that has an owner
 
     def __post_init__(self) -> None:
         """Check the text. Raises: InvalidInputError."""

@@ -162,7 +162,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         case ResumeJob():
             return resume(job, command, stamp)
         case Note():
-            return (Noted(**envelope(job, stamp), text=command.text),)
+            return (Noted(**envelope(job, stamp), text=command.sealed or command.text),)
         case Fence():
             return _fence(job, command, stamp)
         case Carry():

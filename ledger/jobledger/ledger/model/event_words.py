@@ -113,6 +113,8 @@ def of_scheduled(event: Scheduled) -> str:
 
 def error_words(error: ErrorInfo) -> str:
     """Return an error as a person reads it in one line: its type, and its message if it has one."""
+    if error.sealed:
+        return f"{error.type} in {error.where}" if error.where else error.type
     return f"{error.type}: {error.message}" if error.message else error.type
 
 

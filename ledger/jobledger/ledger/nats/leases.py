@@ -75,6 +75,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     schedules: dict[str, str] | None = None
     #: What its code says of limits, by `name`, or `name:key` of its own queues and tasks; None: it does not say.
     limits: dict[str, Terms] | None = None
+    #: Names of the master keys with which it opens owners' keys; None: it does not say, or a program has them.
+    masters: tuple[str, ...] | None = None
     version: str = ""
     reads: int = FORM_FIRST  #: the highest form of a ledger that it reads
     release: str = ""  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said

@@ -96,6 +96,11 @@ class OwnerKeys:
         self._kept: OrderedDict[str, tuple[float, OwnerKey]] = OrderedDict()  #: by owner: the newest key
         self._is_made = False
 
+    @property
+    def masters_here(self) -> tuple[str, ...] | None:
+        """The names of the master keys of this process; None: a program has them."""
+        return () if self.masters is None else self.masters.names
+
     # A `KeyHolder`.
 
     async def key_for(self, owner: str) -> ValueKey:

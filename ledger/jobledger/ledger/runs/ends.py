@@ -7,10 +7,12 @@ from typing import Any, Literal
 import msgspec
 
 from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.event_words import error_words
 from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
 from jobledger.ledger.model.same_fields import copied
+from jobledger.ledger.model.seals import seal_words
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -40,7 +42,7 @@ def end_id(run: JobRef, callback: Callback) -> str:
 
 def sentence_of(error: ErrorInfo | None) -> str:
     """Return an error as a callback is told it."""
-    return "" if error is None else f"{error.type}: {error.message}"
+    return "" if error is None else error_words(error)
 
 
 def end_of(event: Cancelled | DeadLettered) -> RunEnd:
@@ -60,8 +62,10 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
     callback = next((each for each in run.order.on_end if each.on == on), None)
     if callback is None:
         return None
-    text = msgspec.json.encode({callback.argument: end})
-    stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}", key="")
+    text, key, metadata = msgspec.json.encode({callback.argument: end}), run.order.key, callback.metadata
+    if key and metadata:
+        metadata = seal_words(await client.keys.key(key), metadata)
+    stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}", key=key)
     order = copied(
         Order,
         callback,
@@ -70,6 +74,8 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
         tenant=callback.tenant or run.order.tenant,
         correlation=callback.correlation or run.order.correlation or run.id,
         trace=run.trace,
+        key=key,
+        metadata=metadata,
     )
     job_id = end_id(JobRef(queue=run.queue, job_id=run.id), callback)
     return Enqueue(ref=JobRef(queue=callback.queue, job_id=job_id), task=callback.task, order=order)

@@ -9,7 +9,12 @@ import msgspec
 
 from jobledger.ledger.children import child_id_of
 from jobledger.ledger.limits.keys import KeySource, with_limits
-from jobledger.ledger.model.errors import ConfigurationError, InvalidError, PayloadTooLargeError
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    InvalidError,
+    InvalidInputError,
+    PayloadTooLargeError,
+)
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import (
@@ -22,8 +27,10 @@ from jobledger.ledger.model.runs.orders import (
 )
 from jobledger.ledger.model.runs.steps import Step, failed_item
 from jobledger.ledger.model.same_fields import copied
+from jobledger.ledger.model.seals import owner_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options, refuse_of_maker
+from jobledger.ledger.owner_names import owner_named
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError, StepFailedError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.nodes import node_of
@@ -76,7 +83,8 @@ class Group:
 
         Raises: TaskDefinitionError for options that a child cannot have, ConfigurationError.
         """
-        refuse_of_maker(options, f"a child of task {task.name}", "its run")
+        own = msgspec.structs.replace(options, owner="")  # that of its run, which is compared below
+        refuse_of_maker(own, f"a child of task {task.name}", "its run")
         if len(inputs) > ITEMS_MAX:
             raise ConfigurationError(
                 f"a group of {len(inputs):,} children of {task.name} is more than {ITEMS_MAX:,}: make groups of groups"
@@ -114,12 +122,29 @@ class Group:
             await passage.complete(asked, b"[]")
             return asked
         texts = [task.signature.encode((), each) for each in self._inputs]
+        self._require_owner(texts)
         await journal.ensure_limits(task, self._options)
-        array = b"[" + b",".join(texts) + b"]"
-        items, reference = await journal.put(array, what=f"inputs of step {asked.key}", of_group=True)
+        items, reference = await journal.put_items(texts, what=f"inputs of step {asked.key}")
         await passage.start(asked, order=self._order(journal.job, texts), items=items, items_ref=reference)
         await journal.open(asked.key, again=False)
         return asked
+
+    def _require_owner(self, texts: Sequence[bytes]) -> None:
+        """Refuse children whose data is another owner's than the run's, which keeps their inputs and results.
+
+        Raises: InvalidInputError.
+        """
+        if not self._options.owner:
+            return
+        seals = self._passage.journal.key
+        own = "" if seals is None else owner_of(seals.id)
+        for text in texts:
+            wanted = owner_named(self._task, self._options, text)
+            if wanted != own:
+                raise InvalidInputError(
+                    f"a child of task {self._task.name} has the owner {wanted}, and its run has "
+                    f"{own or 'none'}: give the run that owner"
+                )
 
     def _order(self, run: Job, texts: Sequence[bytes]) -> ChildOrder:
         """Return what asks for the children; priority, tenant and correlation are the run's where none are given."""
@@ -148,7 +173,9 @@ class Group:
         """Return the limits of one child, with the keys that its input gives them."""
         options, task = self._options, self._task
         order = msgspec.structs.replace(options.order(), tenant=base.tenant)
-        job = KeySource(task.name, options.queue, order, lambda: task.signature.decode(text))
+        seals = self._passage.journal.key
+        index = None if seals is None else seals.index
+        job = KeySource(task.name, options.queue, order, lambda: task.signature.decode(text), index)
         return with_limits(job, options.declared, options.declared_queue).limits
 
     async def ends(self, asked: StepRequest) -> list[MemberEnd]:
@@ -221,10 +248,11 @@ async def record_failure(
 
 def failure_of(passage: Passage, step: Step) -> ChildFailedError | StepFailedError:
     """Return what a step raises that failed by one of its children, or by what they came to together."""
-    if step.error is not None and step.error.kind == "invalid_result":
-        return StepFailedError(step.key, step.error, step.tries)
+    error = passage.error_of(step)
+    if error is not None and error.kind == "invalid_result":
+        return StepFailedError(step.key, error, step.tries)
     item = failed_item(step)
-    sentence = "" if step.error is None else step.error.message
+    sentence = "" if error is None else error.message
     return ChildFailedError(step.key, item, _child_of(passage.journal.job, step, item), sentence)
 
 

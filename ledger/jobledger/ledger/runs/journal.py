@@ -13,6 +13,7 @@ from jobledger.ledger.model.commands import Join, RefuseSignal, StepCommand
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.graphs.stored import StoredGraph
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.seals import ValueKey
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
@@ -28,6 +29,11 @@ class RunJournal(Protocol):
     @property
     def job(self) -> Job:
         """The run as it is known here; what others append shows once something is appended, or after `news`."""
+        ...
+
+    @property
+    def key(self) -> ValueKey | None:
+        """The key that seals what is recorded of the run; None: it has no owner."""
         ...
 
     @property
@@ -113,6 +119,13 @@ class RunJournal(Protocol):
         `of_group`: it is what all children of a step get or returned, which may be larger than other values.
 
         Raises: PayloadTooLargeError, LedgerFullError, UnreachableError.
+        """
+        ...
+
+    async def put_items(self, texts: Sequence[bytes], *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """Return what an event is to carry of the inputs of a step's children, as `put`; each one is sealed by itself.
+
+        So whoever makes the children needs no key.
         """
         ...
 

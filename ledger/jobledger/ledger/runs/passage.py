@@ -16,6 +16,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.runs.orders import StepKind
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.seals import seal_error, seal_word, unseal_error
 from jobledger.ledger.runs.errors import DivergedError, ForeignTaskError, RunTooLongError
 from jobledger.ledger.runs.journal import RunJournal
 from jobledger.ledger.runs.scopes import Branch
@@ -177,7 +178,9 @@ class Passage:
         Raises: DivergedError; RunTooLongError; ParkSignal where an operator asked the run to pause, and HaltSignal where it
         is to end, before a step that is not over.
         """
-        known = self.journal.job.steps.get(key)
+        known, seals = self.journal.job.steps.get(key), self.journal.key
+        if digest and seals is not None:  # a plain digest tells whoever guesses the input that it is right
+            digest = seals.index(digest.encode())[: len(digest)]
         self._unvisited.pop(key, None)
         if known is not None:
             _require_same(known, kind, target, digest)
@@ -245,12 +248,13 @@ class Passage:
 
     async def refuse(self, asked: StepRequest, sequence: int, reason: str) -> None:
         """Record that a wait cannot read the signal of a stream sequence, and waits on."""
+        seals = self.journal.key
         command = RefuseSignal(
             epoch=self.journal.epoch,
             step=asked.key,
             name=asked.target,
             signal=sequence,
-            reason=reason[:_REASON_MAX],
+            reason=reason[:_REASON_MAX] if seals is None else seal_word(seals, reason[:_REASON_MAX]),
         )
         await self.journal.append(command)
         self.length.add(command)
@@ -259,7 +263,15 @@ class Passage:
         self, asked: StepRequest, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None
     ) -> None:
         """Record a try that failed; without `retry_at` it was the last one."""
+        if (seals := self.journal.key) is not None:
+            error = seal_error(seals, error)
         await self._record(FailStep, asked, error=error, tries=tries, retry_at=retry_at)
+
+    def error_of(self, step: Step) -> ErrorInfo | None:
+        """Return why the newest try of a step failed. Raises: SealBrokenError."""
+        if step.error is None or self.journal.key is None:
+            return step.error
+        return unseal_error(self.journal.key, step.error)
 
     async def result_of(self, step: Step) -> bytes:
         """Return the recorded result of a completed step as JSON text."""

@@ -22,6 +22,7 @@ from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.stored import StoredGraph
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.runs.orders import StepKind
+from jobledger.ledger.model.seals import ValueKey, is_sealed
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.members import MemberEnd
@@ -56,15 +57,20 @@ class RehearsalResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rehearse(
-    workflow: WorkflowFunction[..., Any, ..., Any], job: Job, *, now: datetime, get: GetValue
+    workflow: WorkflowFunction[..., Any, ..., Any],
+    job: Job,
+    *,
+    now: datetime,
+    get: GetValue,
+    key: ValueKey | None = None,
 ) -> RehearsalResult:
-    """Play a run's function over its recorded steps, whatever state the run is in.
+    """Play a run's function over its recorded steps, whatever state the run is in; `key`: of its owner.
 
     What the function itself does between its steps, it does.
 
     Raises: PayloadMissingError, UnreachableError from `get`.
     """
-    journal = _Paper(job, now, get)
+    journal = _Paper(job, now, get, key)
     passage = _Rehearsal(journal, workflow)
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -114,8 +120,9 @@ class _Paper:
 
     may_linger = False
 
-    def __init__(self, job: Job, now: datetime, get: GetValue) -> None:
+    def __init__(self, job: Job, now: datetime, get: GetValue, key: ValueKey | None) -> None:
         self.chance = random.Random(0)  # noqa: S311 - stands for numbers that nobody recorded
+        self.key = key
         self._now = now
         self._get = get
         self._news = asyncio.Event()
@@ -179,7 +186,12 @@ class _Paper:
     async def put(self, text: bytes, **_: object) -> tuple[msgspec.Raw, PayloadRef | None]:
         return msgspec.Raw(text), None
 
+    async def put_items(self, texts: Sequence[bytes], *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:  # noqa: ARG002
+        return msgspec.Raw(b"[" + b",".join(texts) + b"]"), None
+
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        if self.key is not None and reference is None and not is_sealed(bytes(value)):
+            return bytes(value)  # it was put here
         try:
             return await self._get(value, reference)
         except Exception as error:  # raised again; kept in case the workflow catches it

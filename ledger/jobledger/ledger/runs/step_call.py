@@ -96,8 +96,9 @@ class StepCall:
     async def _recorded(self, known: Step) -> Any:
         """Return the recorded result, or raise the recorded failure."""
         if known.state == "failed":
-            assert known.error is not None, "a step that failed says why"
-            raise StepFailedError(known.key, known.error, known.tries)
+            error = self._passage.error_of(known)
+            assert error is not None, "a step that failed says why"
+            raise StepFailedError(known.key, error, known.tries)
         text = await self._passage.result_of(known)
         try:
             return self._read(text)

@@ -77,6 +77,9 @@ def _identity(name: str) -> str:
     return f"urn:jobledger:event:{name}:v1"  # the form's version, as in every event's `v`
 
 
+_NO_DEFAULTS: Final = (msgspec.NODEFAULT, msgspec.UNSET, NO_VALUE)
+
+
 class SchemaBuilder:
     """Makes schemas of classes; what they have in common is referred to, and collected in `definitions`."""
 
@@ -116,7 +119,7 @@ class SchemaBuilder:
                 found = {**found, "pattern": "^[0-9a-f]*$"}
         if note:
             found = {**found, "description": note}
-        if field.default not in {msgspec.NODEFAULT, msgspec.UNSET} and field.default is not NO_VALUE:
+        if not any(field.default is each for each in _NO_DEFAULTS):
             found = {**found, "default": msgspec.json.decode(msgspec.json.encode(field.default))}
         return found
 

@@ -19,7 +19,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Enqueue, Stamp
 from jobledger.ledger.model.envelope import PayloadRef
-from jobledger.ledger.model.errors import PayloadTooLargeError
+from jobledger.ledger.model.errors import ErasedError, PayloadTooLargeError
 from jobledger.ledger.model.events import Event, Order
 from jobledger.ledger.model.hooks.definition import WATCH_EVENTS, WebhookDefinition
 from jobledger.ledger.model.hooks.watch import WATCH
@@ -159,8 +159,12 @@ async def make(
     """
     ref = target_of(name, definition, message.stream_sequence, again)
     if definition.target.task:
-        value, reference = await _task_input(client, definition, message)
-        order = Order(input=value, input_ref=reference, max_attempts=_TASK_ATTEMPTS_MAX)
+        key = message.event.key if isinstance(message, StoredEvent) else ""  # its data is the same owner's
+        try:
+            value, reference = await _task_input(client, definition, message, key)
+        except ErasedError:
+            return False  # nobody is to hold any more of it
+        order = Order(input=value, input_ref=reference, max_attempts=_TASK_ATTEMPTS_MAX, key=key)
         command = Enqueue(ref=ref, task=definition.target.task, order=order)
     else:
         text = msgspec.json.encode(DeliverInput(name, message.stream_sequence))
@@ -190,14 +194,14 @@ def _stamp(client: Client, name: str, message: Message) -> Stamp:
 
 
 async def _task_input(
-    client: Client, definition: WebhookDefinition, message: Message
+    client: Client, definition: WebhookDefinition, message: Message, key: str
 ) -> tuple[msgspec.Raw, PayloadRef | None]:
     """Return the input of a task: what a receiver would be told; without its parts where it would be too large."""
-    told = await told_of(client, message, definition.include)
+    told = await told_of(client, message, definition.include, unseals=key != "")
     what = f"the input of task {definition.target.task}"
     try:
-        return await client.inputs.put(msgspec.json.encode(told), what=what, key="")
+        return await client.inputs.put(msgspec.json.encode(told), what=what, key=key)
     except PayloadTooLargeError:
         told = await told_of(client, message)
         told.data["missing"] = list(definition.include)
-        return await client.inputs.put(msgspec.json.encode(told), what=what, key="")
+        return await client.inputs.put(msgspec.json.encode(told), what=what, key=key)

@@ -15,6 +15,7 @@ from jobledger.ledger.model.errors import PayloadMissingError
 from jobledger.ledger.model.events import Completed, DeadLettered, Event, Failed
 from jobledger.ledger.model.hooks.definition import Part
 from jobledger.ledger.model.hooks.watch import WATCH
+from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -30,16 +31,20 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]  #: what it is about; large values only where they are asked for
 
 
-async def told_of(client: Client, message: Message, include: Sequence[Part] = ()) -> EventMessage:
+async def told_of(
+    client: Client, message: Message, include: Sequence[Part] = (), *, unseals: bool = False
+) -> EventMessage:
     """Return the message about a stored event of a job or a watch.
 
-    A value that is asked for and is gone from the object store is named in `missing` instead.
+    A value that is asked for and is gone from the object store is named in `missing` instead. So is each value of a job
+    that has an owner, since the receiver would keep what is to be erased here; `unseals`: whoever gets the message seals
+    it under the same key.
 
-    Raises: CorruptLedgerError, UnreachableError.
+    Raises: CorruptLedgerError, UnreachableError; ErasedError with `unseals`.
     """
     if isinstance(message, StoredEvent):
         kind = f"job.{JOB.type_of(message.event)}"
-        data = _about(message) | await _parts(client, message.event, include)
+        data = _about(message) | await _parts(client, message.event, include, unseals=unseals)
     else:
         event = WATCH.decode(message)
         kind = f"watch.{WATCH.type_of(event)}"
@@ -58,11 +63,11 @@ def _about(message: StoredEvent) -> dict[str, Any]:
     return {**data, "sequence": message.stream_sequence}
 
 
-async def _parts(client: Client, event: Event, include: Sequence[Part]) -> dict[str, Any]:
+async def _parts(client: Client, event: Event, include: Sequence[Part], *, unseals: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     missing: list[str] = []
     for part in include:
-        if event.key:  # the receiver would keep what is to be erased here
+        if event.key and not unseals:
             missing.append(part)
             continue
         try:
@@ -82,11 +87,15 @@ async def _part(client: Client, event: Event, part: Part) -> msgspec.Raw | dict[
             job = (await load(client.log, JobRef(queue=event.queue, job_id=event.job))).job
             if job is None:  # it is in an archive
                 return None
-            return msgspec.Raw(await client.inputs.get(job.order.input, job.order.input_ref, key=""))
+            return msgspec.Raw(await client.inputs.get(job.order.input, job.order.input_ref, key=event.key))
         case "result":
             if not isinstance(event, Completed):
                 return None
-            return msgspec.Raw(await client.results.get(event.result, event.result_ref, key=""))
+            return msgspec.Raw(await client.results.get(event.result, event.result_ref, key=event.key))
         case "error":
             error = event.error if isinstance(event, Failed | DeadLettered) else None
-            return None if error is None else {name: getattr(error, name) for name in _OF_ERROR}
+            if error is None:
+                return None
+            if event.key:
+                error = unseal_error(await client.keys.key(event.key), error)
+            return {name: getattr(error, name) for name in _OF_ERROR}

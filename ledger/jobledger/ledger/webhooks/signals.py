@@ -62,21 +62,26 @@ async def signal_for(
         if is_own_queue(ref.queue):
             return RunSignal(ref, refused="the run is one of the ledger's own")
         text = encode_value(value, what=f"value of signal {rule.signal}")
-        await _check(client, ref, rule.signal, text, start)
+        key = await _check(client, ref, rule.signal, text, start)
         what = f"value of signal {rule.signal}"
-        stored, reference = await client.inputs.put(text, what=what, key="")
+        stored, reference = await client.inputs.put(text, what=what, key=key)
     except (InvalidError, JobNotFoundError, AmbiguousIdError) as error:
         return RunSignal(ref, refused=str(error))
     return RunSignal(ref, GiveSignal(name=rule.signal, id=signal_id, value=stored, value_ref=reference))
 
 
-async def _check(client: RunClient, ref: JobRef, name: str, text: bytes, start: Enqueue | None) -> None:
-    """Refuse a value that the run cannot read, as at every door. Raises: InvalidInputError, UnreachableError."""
+async def _check(client: RunClient, ref: JobRef, name: str, text: bytes, start: Enqueue | None) -> str:
+    """Refuse a value that the run cannot read, as at every door; return the key that seals the run's values.
+
+    Raises: InvalidInputError, UnreachableError.
+    """
     job = (await load(client.log, ref)).job
     if job is not None and not job.is_final:
         await check_signal(client, job.task, job.order.version, name, text)
     elif job is None and start is not None:
         await check_signal(client, start.task, start.order.version, name, text)
+    order = job.order if job is not None else None if start is None else start.order
+    return "" if order is None else order.key
 
 
 def decide_signal(

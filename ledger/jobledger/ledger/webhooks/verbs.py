@@ -29,6 +29,7 @@ from jobledger.ledger.model.hooks.route import (
 )
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.named_chain import ChangedValue, look
+from jobledger.ledger.model.seals import OWNER_DEFAULT
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.named_values import change
@@ -234,8 +235,9 @@ class RouteVerbs:
             named = None if options.id_template and "id" not in match.said else job_id
             return await self._enqueuer.bulk_order(task, options, named, text)
         except InvalidInputError:
+            owner = OWNER_DEFAULT if "{" in options.owner else options.owner  # never in the clear
             without = msgspec.structs.replace(
-                options, declared=(), declared_queue=None, id_template="", tenant_template=""
+                options, declared=(), declared_queue=None, id_template="", tenant_template="", owner=owner
             )
             return await self._enqueuer.bulk_order(task, without, job_id, text)
 

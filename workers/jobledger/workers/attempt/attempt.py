@@ -30,7 +30,6 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.seals import seal_error
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.pull import Delivery
@@ -207,9 +206,9 @@ class Attempts:
                 self._end(attempt)
 
     async def _execute_and_record(self, work: Work, attempt: Attempt) -> Settlement | None:
-        now = self._ledger.connection.loop.time
+        now, control = self._ledger.connection.loop.time, attempt.control
         began = now()
-        outcome, control = _sealed(await self._execute(attempt), attempt), attempt.control
+        outcome = control.sealed(await self._execute(attempt))
         if control.abandoned:
             return DROP
         if control.span is not None:
@@ -444,7 +443,7 @@ class Attempts:
             if control.stop_reason:
                 outcome = _as_told(attempt)
             else:
-                outcome = _sealed(self._execution.timed_out(attempt, stack), attempt)
+                outcome = control.sealed(self._execution.timed_out(attempt, stack))
                 if control.stalled:
                     self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=control.stalled)
             if control.span is not None:
@@ -517,14 +516,6 @@ class Attempts:
         """Tell the hooks that an attempt blocked the event loop."""
         reason = f"it blocked its worker's event loop for {blocked_s:.1f} s"
         self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=reason)
-
-
-def _sealed(outcome: Outcome, attempt: Attempt) -> Outcome:
-    """Return an outcome as the ledger, the log and spans may have it: of a job that has an owner, its error is sealed."""
-    key = attempt.control.key
-    if key is None or not isinstance(outcome, Fail):
-        return outcome
-    return msgspec.structs.replace(outcome, error=seal_error(key, outcome.error))
 
 
 def _as_told(attempt: Attempt) -> Outcome:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger.model.chain import JobView
-from jobledger.ledger.model.commands import Outcome
+from jobledger.ledger.model.commands import Fail, Outcome
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.seals import ValueKey
+from jobledger.ledger.model.seals import ValueKey, seal_error
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
 from jobledger.ledger.tracing import AttemptSpan
@@ -38,6 +38,12 @@ class Control(msgspec.Struct, eq=False):
     span: AttemptSpan | None = None
     key: ValueKey | None = None  #: of the job's owner
     log: AttemptLog | None = None  #: what its code logged; None while that is nothing
+
+    def sealed(self, outcome: Outcome) -> Outcome:
+        """Return an outcome as the ledger, the log and spans may have it: its error is sealed if the job has an owner."""
+        if self.key is None or not isinstance(outcome, Fail):
+            return outcome
+        return msgspec.structs.replace(outcome, error=seal_error(self.key, outcome.error))
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):

@@ -178,7 +178,7 @@ class Execution:
             fail = unknown_task(job, UNKNOWN_TASK_DELIVERIES_MAX)
             logger.error("job %s becomes a dead letter: %s", job.id, fail.error.message)
             return fail
-        if job.order.key and (refused := await self._unlock(attempt, task)):
+        if job.order.key and (refused := await self._unlock(attempt)):
             return refused
         try:
             if job.order.input_ref is None and not job.order.key:
@@ -207,7 +207,7 @@ class Execution:
             return self.policy.raised(job, task.rules, error, self.ledger.clock.now())
         return await self.outcome(attempt, task, value)
 
-    async def _unlock(self, attempt: Attempt, task: Task[Any, Any]) -> Outcome | None:
+    async def _unlock(self, attempt: Attempt) -> Outcome | None:
         """Get the key of the job's owner for the attempt; return what to record where there is none, or no use for it."""
         job, keys = attempt.job, self.ledger.keys
         try:
@@ -219,13 +219,9 @@ class Execution:
         except (
             KeyUnavailableError
         ) as error:  # its attempt is given back, and the next claim waits for the key
-            return Interrupt(epoch=job.claim_epoch, reason=str(error))
-        if not task.makes_runs:
-            return None
-        refused = InvalidInputError(
-            f"{job.task} is a workflow, and a run cannot have an owner: its steps are not sealed"
-        )
-        return Fail(epoch=job.claim_epoch, error=error_info("invalid_input", refused), give_up="rejected")
+            logger.warning("job %s is passed on: %s", job.id, error)
+            return Interrupt(epoch=job.claim_epoch, reason="the key of its owner is not at hand here")
+        return None
 
     async def within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
         """Call within the attempt's limits, if it has any.

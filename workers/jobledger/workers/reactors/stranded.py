@@ -43,7 +43,9 @@ def judge(job: Job | None, dispatch_sequence: int, *, holder_lives: bool, delive
     if job.dispatch_sequence > dispatch_sequence:
         return None  # dispatched again: the newer message is the work item
     if job.state is JobState.QUEUED:
-        if job.dispatches >= DISPATCHES_MAX or not job.attempts_left:
+        # Workers pass on a job that has an owner until one has the master key, in about 80 minutes for each dispatch.
+        is_useless = job.dispatches >= DISPATCHES_MAX and not job.order.key
+        if is_useless or not job.attempts_left:
             return DeadLetter(reason="max_deliver", error=_never_started(job, deliveries))
         return Dispatch(cause="redispatched", asked_by=job.wait_sequence)
     if job.state is not JobState.RUNNING:

@@ -18,6 +18,7 @@ from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Di
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.runs.orders import bits, bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.seals import ValueKey, unseal_error
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.ends import RunEnd, callback_for
@@ -135,11 +136,18 @@ class ChildJobs:
         events = await log.read_chain(log.names.chain(child_ref(ref, step, item)))
         if step.failed >> item & 1:
             assert step.order is not None, "only a group has children"
-            return failed_end(events, is_for_good=step.order.on_dead_letter == "wait")
+            for_good = step.order.on_dead_letter == "wait"
+            return failed_end(events, is_for_good=for_good, key=await self._key(events))
         job = fold(events).job
         if job is None or job.state is not JobState.COMPLETED:
             return None
-        return MemberEnd(state="completed", result=await self._result(job.result, job.result_ref))
+        result = await self._result(job.result, job.result_ref, job.order.key)
+        return MemberEnd(state="completed", result=result)
+
+    async def _key(self, events: Sequence[StoredEvent]) -> ValueKey | None:
+        """Return the key of a child's owner. Raises: ErasedError, KeyUnavailableError."""
+        key = events[0].event.key if events else ""
+        return await self._ledger.keys.key(key) if key else None
 
     async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: _ChildEnds) -> None:
         """Read the results of many children by the name of their run, which their ends have in their subjects."""
@@ -156,28 +164,31 @@ class ChildJobs:
                     if member.item not in items or member.asked not in (0, step.sequence):
                         continue
                     assert isinstance(event, Completed), "it has a member"
-                    result = await self._result(event.result, event.result_ref)
+                    result = await self._result(event.result, event.result_ref, event.key)
                     found[member.item] = MemberEnd(state="completed", result=result)
 
-    async def _result(self, result: msgspec.Raw, reference: PayloadRef | None) -> msgspec.Raw:
-        if reference is None:
+    async def _result(self, result: msgspec.Raw, reference: PayloadRef | None, key: str) -> msgspec.Raw:
+        if reference is None and not key:
             return result
-        return msgspec.Raw(await self._ledger.inputs.get(result, reference, key=""))
+        return msgspec.Raw(await self._ledger.inputs.get(result, reference, key=key))
 
 
-def failed_end(events: Sequence[StoredEvent], *, is_for_good: bool) -> MemberEnd | None:
+def failed_end(
+    events: Sequence[StoredEvent], *, is_for_good: bool, key: ValueKey | None = None
+) -> MemberEnd | None:
     """Return the end of a child that was counted as failed, its first one other than `completed`; None without one.
 
-    `is_for_good`: a dead letter was no end. Where an archive run took the end away, it is read from `carried`.
+    `is_for_good`: a dead letter was no end. Where an archive run took the end away, it is read from `carried`. `key`: of
+    the child's owner.
     """
     job: Job | None = None
     dead: MemberEnd | None = None
     for stored in events:
         job = evolve(job, stored.event, stored.stream_sequence)
         if isinstance(stored.event, Cancelled | Discarded):
-            return _failed_end(job, job.state)
+            return _failed_end(job, job.state, key)
         if isinstance(stored.event, DeadLettered):
-            dead = dead or _failed_end(job, job.state)
+            dead = dead or _failed_end(job, job.state, key)
             if not is_for_good:
                 return dead
     if dead is not None:  # a worker of an older release counted it
@@ -185,11 +196,13 @@ def failed_end(events: Sequence[StoredEvent], *, is_for_good: bool) -> MemberEnd
     if job is None or not (job.is_final or job.carried_sequence):
         return None
     gone = job.state not in (JobState.CANCELLED, JobState.DISCARDED)
-    return _failed_end(job, JobState.DEAD_LETTERED if gone else job.state)
+    return _failed_end(job, JobState.DEAD_LETTERED if gone else job.state, key)
 
 
-def _failed_end(job: Job, state: JobState) -> MemberEnd:
+def _failed_end(job: Job, state: JobState, key: ValueKey | None) -> MemberEnd:
     error = job.error or next((each.error for each in reversed(job.attempts) if each.error), None)
+    if error is not None and key is not None:
+        error = unseal_error(key, error)
     failed = "" if error is None else f"{error.type}: {error.message}"
     if state is JobState.DEAD_LETTERED:
         return MemberEnd(state="dead_lettered", error=failed or "no reason recorded")

@@ -20,6 +20,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.again import Again
 from jobledger.ledger.runs.ends import RunEnd, sentence_of
@@ -227,16 +228,27 @@ class _Play:
             info = msgspec.structs.replace(error.error, message=f"step {error.key!r}: {error.message}"[:2000])
             fail = msgspec.structs.replace(fail, error=info)
         # `retry_on` says that another attempt helps: only the author knows what the code does outside of steps.
-        is_sure = self._is_undone or (not rules.retry_on and _fails_as_before(job, fail.error))
+        is_sure = self._is_undone or (not rules.retry_on and self._fails_as_before(job, fail.error))
         if is_sure and fail.give_up is None and job.attempts_left:
             fail = msgspec.structs.replace(fail, give_up="rejected")
         return fail
+
+    def _fails_as_before(self, job: Job, error: ErrorInfo) -> bool:
+        """Whether the last failed attempt had the same error, and no step was recorded since: then a replay fails again."""
+        failed = [at for at, each in enumerate(job.attempts) if each.state == "failed"]
+        last = job.attempts[failed[-1]].error if failed else None
+        if last is not None and (key := self._journal.key) is not None:
+            last = unseal_error(key, last)
+        if last is None or (last.type, last.message) != (error.type, error.message):
+            return False
+        since = job.attempts[failed[-1] + 1].epoch  # there is one: the attempt that runs
+        return all(step.sequence < since for step in job.steps.values())
 
     def _halted(self) -> Outcome:
         """Return the outcome of a run whose steps were undone, or that has nothing to undo."""
         job, epoch = self._journal.job, self._journal.epoch
         if self._is_undone:
-            error = job.steps[UNDO].error
+            error = self._passage.error_of(job.steps[UNDO])
             assert error is not None, "it is recorded with what the run failed for"
             return Fail(epoch=epoch, error=error, give_up="rejected")
         return ConfirmCancel(epoch=epoch, reason=job.cancel_reason)
@@ -324,16 +336,6 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
     (RerunSourceError, "exception", "rejected"),
     (TableExpiredError, "exception", "rejected"),
 )
-
-
-def _fails_as_before(job: Job, error: ErrorInfo) -> bool:
-    """Whether the last failed attempt had the same error, and no step was recorded since: then a replay fails again."""
-    failed = [at for at, each in enumerate(job.attempts) if each.state == "failed"]
-    last = job.attempts[failed[-1]].error if failed else None
-    if last is None or (last.type, last.message) != (error.type, error.message):
-        return False
-    since = job.attempts[failed[-1] + 1].epoch  # there is one: the attempt that runs
-    return all(step.sequence < since for step in job.steps.values())
 
 
 def _both(outcome: Outcome, failed: list[StepFailedError]) -> ErrorInfo:

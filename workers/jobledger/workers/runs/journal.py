@@ -41,6 +41,7 @@ from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import admissible
+from jobledger.ledger.model.seals import ValueKey, seal_value
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.reruns.groups import CopiedGroup, find_groups
@@ -112,6 +113,11 @@ class AttemptJournal:
         job = self._channel.chain.job
         assert job is not None, "a claimed chain has a job"
         return job
+
+    @property
+    def key(self) -> ValueKey | None:
+        """See `RunJournal.key`."""
+        return self._attempt.control.key
 
     def now(self) -> datetime:
         """See `RunJournal.now`."""
@@ -199,6 +205,7 @@ class AttemptJournal:
         Raises: JobExistsError where another job has that id, LedgerFullError, UnreachableError.
         """
         control = self._attempt.control
+        outcome = control.sealed(outcome)
         control.recording = True
         try:
             await self._store(
@@ -341,23 +348,37 @@ class AttemptJournal:
         self, text: bytes, *, what: str, of_group: bool = False
     ) -> tuple[msgspec.Raw, PayloadRef | None]:
         """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
-        inputs = self._ledger.inputs
-        if inputs.fits_inline(text, what=what, of_group=of_group):
+        inputs, key = self._ledger.inputs, self.job.order.key
+        if inputs.fits_inline(text, what=what, of_group=of_group) and not key:
             return msgspec.Raw(text), None
         return await self._store(
-            f"the {what}", lambda: inputs.put(text, what=what, key="", of_group=of_group)
+            f"the {what}", lambda: inputs.put(text, what=what, key=key, of_group=of_group)
         )
+
+    async def put_items(self, texts: Sequence[bytes], *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """See `RunJournal.put_items`."""
+        if (key := self.key) is not None:
+            texts = [seal_value(key, each) for each in texts]
+        array, inputs = b"[" + b",".join(texts) + b"]", self._ledger.inputs
+        if inputs.fits_inline(array, what=what, of_group=True):
+            return msgspec.Raw(array), None
+        return await self._store(f"the {what}", lambda: inputs.put(array, what=what, key="", of_group=True))
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         """See `RunJournal.get`."""
-        if reference is None:
+        key = self.job.order.key
+        if reference is None and not key:
             return bytes(value)
         with self._troubled():
-            return await self._ledger.inputs.get(value, reference, key="")
+            return await self._ledger.inputs.get(value, reference, key=key)
 
     @property
     def tables(self) -> TableWork:
         """See `RunJournal.tables`."""
+        if self.key is not None:
+            raise RefusedError(
+                f"run {self.job.id} has an owner, and tables are not sealed: return its rows as values of steps"
+            )
         if self._shared.tables is None:
             raise RefusedError(
                 f"run {self.job.id} is run here without a worker: its tables cannot be made or read"

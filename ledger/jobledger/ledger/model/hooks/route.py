@@ -17,6 +17,7 @@ from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import GiveSignal, Stamp
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, Envelope, Moment, Priority, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.match import (
     SECRET_HEADERS,
@@ -43,6 +44,7 @@ from jobledger.ledger.model.limits.definition import Source
 from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.marks import PAYLOAD, PAYLOADS
+from jobledger.ledger.model.seals import OWNER_DEFAULT, check_owner
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
@@ -63,6 +65,7 @@ _STARTS: Final = (
     "timeout_s",
     "delay_s",
     "tenant",
+    "owner",
     "run_at",
     "metadata",
     "limits",
@@ -90,6 +93,9 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     graph: str = ""  #: the stored graph that is run with the input, in its newest version; "": a task
     id: Any = None  #: source of the job's id: one that exists stays as it is; none: one of its own
     tenant: Any = None  #: source of whom the job belongs to
+    #: Source of whose data the job holds, such as `person:17`: its values are sealed; none: as the task says. A job whose
+    #: delivery lacks it has the owner `ledger:default`.
+    owner: Any = None
     run_at: Any = None  #: source of the moment, with a time zone, before which it does not run
     metadata: dict[str, Any] = {}  #: sources of words about the job, by their keys
     limits: dict[str, Any] = {}  #: limits beside those of the task: sources of their keys; "": without a key
@@ -104,7 +110,11 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def sources(self) -> list[Any]:
         """All that may look at a delivery beside the condition."""
-        own = (each for each in (self.id, self.tenant, self.run_at, self.signal_id) if each is not None)
+        own = (
+            each
+            for each in (self.id, self.tenant, self.owner, self.run_at, self.signal_id)
+            if each is not None
+        )
         said = (self.value,) if self.composed is None else self.composed.values()
         return [*self.input.values(), *own, *self.metadata.values(), *self.limits.values(), *said]
 
@@ -247,6 +257,8 @@ def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp)
                 is_same = definition == command.definition and before.source == command.source
                 if is_same or (command.source == "code" and before.source == "operator"):
                     return None
+            if any(rule.owner is not None for rule in command.definition.rules):
+                stamp.require_form(SEALED_FORM, f"the owner in a rule of route {name}")
             return RouteSet(
                 **fact, definition=command.definition, reason=command.reason, source=command.source
             )
@@ -412,9 +424,8 @@ def order_for(rule: RouteRule, delivered: RuleInput) -> dict[str, Any]:
             if field == "id" and not rule.signal:  # a signal may be for any run
                 check_unreserved(value)
         except InvalidError:
-            value = (
-                key if of == "limits" else None
-            )  # a job whose key is not told waits for the limit without one
+            # A job whose key is not told waits for the limit without one; one whose owner is not told is sealed, too.
+            value = key if of == "limits" else OWNER_DEFAULT if field == "owner" else None
         if value is None:
             continue
         if of == "metadata":
@@ -470,6 +481,7 @@ _FITS: Final[dict[str, Callable[[str], Any]]] = {
     "signal_id": _signal_id,
     "id": functools.partial(check_token, "job id"),
     "tenant": functools.partial(check_word, "tenant"),
+    "owner": check_owner,
     "run_at": _moment,
 }
 

@@ -31,6 +31,7 @@ from jobledger.ledger.model.runs.orders import Member, Take, bits, items_of
 from jobledger.ledger.model.runs.reruns import has_copied
 from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.same_fields import copied
+from jobledger.ledger.model.seals import seal_value
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 from jobledger.ledger.reruns.plans import plan_rerun
@@ -247,9 +248,10 @@ class ChildOpener:
         order = step.order
         assert order is not None, "only a group has children"
         node = order.node(item)
-        text = bytes(inputs[item])
+        text, key = bytes(inputs[item]), job.order.key
         if node.takes:
-            text = await self._with_results(ref, step, node.takes, text)
+            text = await self._with_results(ref, step, node.takes, text, key)
+        # An item of a run that has an owner is sealed already, and stays so: who makes the child needs no key.
         value, reference = await self._client.inputs.put(text, what="input of a child", key="")
         rerun_of = None
         if job.order.rerun_of is not None:
@@ -267,21 +269,29 @@ class ChildOpener:
                 correlation=job.order.correlation or ref.job_id,
                 trace=job.trace,
                 rerun_of=rerun_of,
+                key=key,
             ),
         )
 
-    async def _with_results(self, ref: JobRef, step: Step, takes: Sequence[Take], text: bytes) -> bytes:
-        """Return an input with the results of other nodes in their places, null for one that has none."""
-        whole: Any = msgspec.json.decode(text)
-        results = {of: await self._result(ref, step, of) for of in {take.of for take in takes}}
+    async def _with_results(
+        self, ref: JobRef, step: Step, takes: Sequence[Take], text: bytes, key: str
+    ) -> bytes:
+        """Return an input with the results of other nodes in their places, null for one that has none.
+
+        `key`: seals the input, the results, and so what is made of them. Raises: ErasedError, KeyUnavailableError.
+        """
+        inputs = self._client.inputs
+        whole: Any = msgspec.json.decode(await inputs.get(msgspec.Raw(text), None, key=key))
+        results = {of: await self._result(ref, step, of, key) for of in {take.of for take in takes}}
         for take in takes:
             inside = whole
             for part in take.at[:-1]:
                 inside = inside[part]
             inside[take.at[-1]] = results[take.of]
-        return msgspec.json.encode(whole)
+        made = msgspec.json.encode(whole)
+        return seal_value(await self._client.keys.key(key), made) if key else made
 
-    async def _result(self, ref: JobRef, step: Step, item: int) -> msgspec.Raw:
+    async def _result(self, ref: JobRef, step: Step, item: int, key: str) -> msgspec.Raw:
         """Return what a child returned, as JSON; null for one that did not complete.
 
         Raises: WrongSequenceError where a replica does not show its end yet.
@@ -293,7 +303,7 @@ class ChildOpener:
         if job is None or job.state is not JobState.COMPLETED:
             raise WrongSequenceError(self._client.log.names.chain(child), 0)
         # Results of runs' children lie where inputs do: other results live shorter than a run may.
-        return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref, key=""))
+        return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref, key=key))
 
     def _submit(self, command: Enqueue) -> asyncio.Future[int]:
         log, member = self._client.log, command.order.member

@@ -17,10 +17,11 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.runs.ends import RunEnd, callback_for
+from jobledger.ledger.runs.ends import RunEnd, callback_for, sentence_of
 from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.children.ends import decode, encode, news_in
 from jobledger.workers.reactors.children.joins import End, Joiner
@@ -84,6 +85,9 @@ class ChildrenReactor(ConsumerReactor):
             if await log.newest_sequence(log.names.chain(run)):
                 raise WrongSequenceError(log.names.chain(run), 0)
             return  # all of it is in an archive
+        if job.order.key and job.error is not None:
+            error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
+            end = msgspec.structs.replace(end, error=sentence_of(error))
         begin = await callback_for(self.ledger, job, end)
         if begin is not None:
             await begin_derived(
