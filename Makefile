@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test check lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows instructions faults simulate typescript clean
+.PHONY: help install demo test check lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows instructions faults releases simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -114,6 +114,10 @@ instructions: install ## count what a job costs in instructions and calls, fail 
 
 faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=name repeat one, RECORD=1 keeps figures
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
+releases: install ## run earlier releases, from this repository's history, beside the code of today; four minutes
+	@echo "releases: each of three earlier ones joins, is joined, gone back to, and left behind"
+	@$(BIN)/python -m pytest -q -m releases --capture=no tests/releases
 
 COUNT ?= 100000
 FIRST ?= 300
