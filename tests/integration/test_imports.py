@@ -241,3 +241,10 @@ def test_a_child_of_a_gateway_loads_nothing_of_what_the_others_do() -> None:
     modules = _loaded("from jobledger.gateway.process.child import _program; _program('projector')")
     assert "jobledger.projections.projector" in modules
     assert {"httpx", "jobledger.workers.worker", "jobledger.audit.verify.checker"} & modules.keys() == set()
+
+
+def test_up_and_its_keeper_need_no_library_of_the_gateway() -> None:
+    program = "import jobledger.cli.processes.up; from jobledger.gateway.process.child import _program; _program('keeper')"
+    modules = _loaded(program)
+    assert "jobledger.gateway.process.keeper" in modules
+    assert {"httpx", "starlette", "uvicorn", "jinja2", "prometheus_client"} & modules.keys() == set()

@@ -21,9 +21,7 @@ from jobledger.audit.archive.chain import export_name
 from jobledger.audit.archive.plan import unread
 from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.verify import verify
-from jobledger.cli.processes.up import KeeperBeside
-from jobledger.cli.session import Target
-from jobledger.gateway.process.children import KeeperChild, setup_of
+from jobledger.gateway.process.children import KeeperChild
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.retention import EVERY_S_MAX, Retention
 from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
@@ -302,28 +300,26 @@ async def test_what_holds_is_shown(rig: Rig) -> None:
     assert shown.archived_through
 
 
-async def test_children_of_up_and_of_a_gateway_move_events(rig: Rig) -> None:
-    """Each is a process that looks once; that of `up` knows a folder where the setting names none."""
-    ledger, default = rig.ledger, str(rig.archive / "made")
+async def test_the_child_of_a_keeper_moves_events(rig: Rig) -> None:
+    """It is a process that looks once; that of `up` knows a folder where the setting names none, and makes it."""
+    ledger, default = rig.ledger, rig.archive / "made"
     await rig.set(start=0.3, aim=0.2, to=None)
     await run_jobs(ledger, 100)
-    target = Target(url=ledger.config.url, environment=ledger.names.environment)
-    moved = await KeeperBeside(target, rig.projection, default).work()
+    moved = await KeeperChild(ledger, rig.projection, str(default)).work()
     assert (bool(moved.events), moved.trouble) == (True, "")
-    assert (rig.archive / "made" / MARK).exists()
-    await rig.set(to=default)
+    assert (default / MARK).exists()
+    await rig.set(to=str(default))
     await run_jobs(ledger, 100)
-    moved = await KeeperChild(setup_of(ledger, rig.projection, "keeper")).work()
+    moved = await KeeperChild(ledger, rig.projection).work()
     assert (bool(moved.events), moved.trouble) == (True, "")
-    rig.archive = rig.archive / "made"
+    rig.archive = default
     await rig.check()
 
 
-async def test_a_command_looks_once_and_says_what_is_wrong(rig: Rig) -> None:
+async def test_the_child_of_a_keeper_says_what_is_wrong(rig: Rig) -> None:
     await rig.set(start=0.3, aim=0.2, to="/nowhere/at/all")
     await run_jobs(rig.ledger, 100)
-    target = Target(url=rig.ledger.config.url, environment=rig.ledger.names.environment)
-    moved = await KeeperBeside(target, rig.projection, "").work()
+    moved = await KeeperChild(rig.ledger, rig.projection).work()
     assert "there is no folder /nowhere/at/all" in moved.trouble
     assert (await rig.ledger.log.head()).first_sequence == 1
 

@@ -1,4 +1,4 @@
-"""Child processes of the gateway step back by everything that the kernel weighs, and by no more than they should."""
+"""Child processes step back by everything that the kernel weighs, and by no more than they should."""
 
 from __future__ import annotations
 

@@ -123,6 +123,12 @@ async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: boo
         )
 
 
+async def move_once(ledger: Ledger, projection: Path, default_to: str = "") -> MoveOutcome:
+    """Move what the setting says; into `default_to` where it names no place, made if missing. Raises: UnreachableError."""
+    terms = await retention_of(ledger, default_to)
+    return await move(ledger, projection, terms, makes=terms.to == default_to)
+
+
 async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool) -> MoveOutcome:
     log, folder = ledger.log, Path(terms.to)
     head, newest = await log.head(), await newest_archived(ledger.log)

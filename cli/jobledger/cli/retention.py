@@ -8,17 +8,14 @@ from typing import Annotated
 import anyio
 import typer
 
-from jobledger.admin.keeper import Keeper, move, retention_of
+from jobledger.admin.keeper import Keeper, move_once
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.cli.command import ROWS, WAITS, Cli, command
 from jobledger.cli.errors import REFUSED, UsageError
 from jobledger.cli.groups import RETENTION
 from jobledger.cli.logs import log_as_process
 from jobledger.cli.output import Output
-from jobledger.cli.processes import options as process
 from jobledger.cli.session import stoppable, until_closed
-from jobledger.cli.session import until_eof as when_stdin_ends
-from jobledger.ledger import Ledger
 from jobledger.workers.process import log_what_nobody_catches
 from jobledger.workers.services import outlive
 
@@ -36,9 +33,7 @@ _DefaultTo = Annotated[
 
 
 @command(RETENTION, "run", takes=(*ROWS, WAITS))
-async def run(
-    cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None, until_eof: process.UntilEof = False
-) -> int | None:
+async def run(cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None) -> int | None:
     """Be the keeper: look now and then, and move old events into the archive, until Ctrl-C.
 
     With --once it exits with 4 where something should have been moved and could not be.
@@ -55,8 +50,6 @@ async def run(
         async def work() -> MoveOutcome:
             return await move_once(ledger, path, default)
 
-        if until_eof:
-            group.start_soon(when_stdin_ends, group.cancel_scope.cancel)
         group.start_soon(until_closed, ledger)
         if once:
             moved = await work()
@@ -82,9 +75,3 @@ def _tell(output: Output, moved: MoveOutcome) -> None:
         output.say("nothing is to be moved")
     if moved.trouble:
         output.note(moved.trouble)
-
-
-async def move_once(ledger: Ledger, path: Path, default_to: str) -> MoveOutcome:
-    """Move what the setting says; into `default_to` where it names no place. Raises: UnreachableError."""
-    terms = await retention_of(ledger, default_to)
-    return await move(ledger, path, terms, makes=terms.to == default_to)

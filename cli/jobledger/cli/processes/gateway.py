@@ -43,9 +43,9 @@ from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfi
 
 if TYPE_CHECKING:
     from jobledger.gateway.access.keys import AccessSettings
-    from jobledger.gateway.process.children import WebhookHost
     from jobledger.gateway.process.gateway_process import Process
     from jobledger.gateway.process.server import Settings
+    from jobledger.gateway.process.worker_child import WebhookHost
     from jobledger.gateway.shares import Kind, Share
 
 DEFAULT_PORT: Final = 8080
@@ -189,7 +189,7 @@ def _settings(  # noqa: PLR0917 - what the options say
 
 
 def _hosting(allow_target: list[str] | None, key_file: Path | None) -> WebhookHost:
-    from jobledger.gateway.process.children import WebhookHost  # noqa: PLC0415
+    from jobledger.gateway.process.worker_child import WebhookHost  # noqa: PLC0415
 
     return WebhookHost(allow_targets=tuple(options.split(allow_target)), key_file=key_file)
 

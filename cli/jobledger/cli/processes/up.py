@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -16,7 +14,6 @@ import anyio
 import msgspec
 
 from jobledger.admin.keeper import Keeper
-from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.cli import options
 from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
@@ -31,6 +28,7 @@ from jobledger.cli.processes.gateway import DEFAULT_PORT, missing
 from jobledger.cli.processes.settings import LEDGER, WORKER
 from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Target, load_tasks, opened, until_closed, watch_signals
+from jobledger.gateway.process.children import KeeperChild
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.errors import PortInUseError
 from jobledger.ledger.model.identity import new_identity
@@ -113,18 +111,6 @@ class Beside:
             await child.leave(_FAREWELL_S)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close a child's stdin, at which it ends; kill it if it stays."""
-    if process.stdin is not None:
-        process.stdin.close()
-    with anyio.move_on_after(_FAREWELL_S):
-        await process.wait()
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
-
-
 @contextlib.asynccontextmanager
 async def gateway_beside(
     output: Output, target: Target, projection: Path, port: int | None, *, access_log: bool = False
@@ -160,40 +146,6 @@ def _listen(port: int | None) -> socket.socket:
         return listen(LOOPBACK, DEFAULT_PORT)
     except PortInUseError:
         return listen(LOOPBACK, 0)
-
-
-class KeeperBeside:
-    """`jobledger retention run --once` as a child process: a run of the archive disturbs no worker."""
-
-    def __init__(self, target: Target, projection: Path, default_to: str) -> None:
-        self._environment = environment_of_child(target)
-        self._command = [
-            *(sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "retention", "run"),
-            *("--once", "--json", "--until-eof", "--projection", str(projection.absolute())),
-            *(("--default-to", default_to) if default_to else ()),
-            *(("--environment", target.environment) if target.environment else ()),
-        ]
-
-    async def work(self) -> MoveOutcome:
-        """Have it look once, and return what came of it. Raises: ServerEndedError, OSError; its own words are on stderr."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=self._environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches us alone, and it ends with its stdin
-        )
-        assert process.stdout is not None, "it is a pipe"
-        try:
-            line = await process.stdout.readline()
-            code = await process.wait()
-        finally:
-            if process.returncode is None:
-                with anyio.CancelScope(shield=True):  # bounded: what does not end is killed
-                    await _end(process)
-        if not line:
-            raise ServerEndedError(f"a run of the keeper {how_ended(code)}")
-        return msgspec.json.decode(line, type=MoveOutcome)
 
 
 class _Projection(msgspec.Struct, frozen=True):
@@ -296,9 +248,8 @@ async def _up(cli: Cli, plan: _Plan) -> None:
                     _say_ready(output, plan, server, url, made, projecting, gateway)
                 entrance = Entrance(gateway="") if gateway is None else gateway.entrance
                 with entrance.shown(browser=plan.browser):
-                    keeper = Keeper(
-                        ledger, KeeperBeside(target, path, plan.archive).work, default_to=plan.archive
-                    )
+                    child = KeeperChild(ledger, path, plan.archive)
+                    keeper = Keeper(ledger, child.work, default_to=plan.archive)
                     await _run(output, ledger, server, projecting, made, gateway, keeper)
 
 

@@ -1,7 +1,7 @@
-"""A child process of the gateway: `python -m jobledger.gateway.process.child PROGRAM DESCRIPTOR`, started by it alone.
+"""A child process of the gateway or of `up`: `python -m jobledger.gateway.process.child PROGRAM DESCRIPTOR`.
 
-The descriptor is the line to the gateway. Its first message says which ledger and which file, so that no password stands
-on a command line. A child leaves signals to the gateway, and ends when the line does.
+The descriptor is the line to who started it. Its first message says which ledger and which file, so that no password stands
+on a command line. A child leaves signals to that process, and ends when the line does.
 """
 
 from __future__ import annotations

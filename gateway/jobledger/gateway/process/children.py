@@ -1,4 +1,7 @@
-"""Child processes of a gateway: it starts, hears and ends them; none outlives it, and an early end is reported."""
+"""Child processes of a gateway, or of `up`: it starts, hears and ends them; none outlives it, and an early end is reported.
+
+What is imported here is there without the gateway's extra libraries: `up` has its keeper without them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import anyio
 import msgspec
 
 from jobledger.admin.objects.move_outcome import MoveOutcome
-from jobledger.gateway.hooks.addresses import networks
 from jobledger.gateway.process.messages import FROM_CHILD, FromChild, KeeperReport, Setup
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import ConfigurationError
@@ -26,7 +28,7 @@ _FAREWELL_S: Final = 2.0
 
 
 class ChildEndedError(Exception):
-    """A child process of the gateway ended; another one is started."""
+    """A child process ended; another one is started."""
 
     def __init__(self, how: str, why: str = "") -> None:
         """`how` it ended names no file of this machine; `why`, as the child said itself, may."""
@@ -43,7 +45,7 @@ async def child(name: str, setup: Setup) -> AsyncGenerator[Child[FromChild], Non
     started = await Child[FromChild].start(
         lambda line: python("jobledger.gateway.process.child", name, str(line)),
         FROM_CHILD,
-        what=f"process {name} of the gateway",
+        what=f"process {name}",
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -66,58 +68,32 @@ async def messages(running: Child[FromChild]) -> AsyncGenerator[FromChild, None]
 
 
 def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
-    """Return what a child of this ledger's gateway is told.
+    """Return what a child of this process is told. `name`: of its connection, behind `jobledger-`.
 
     Raises: ConfigurationError for settings that cannot be handed to another process.
     """
     connection = ledger.config.for_another_process()
     if connection is None:
-        raise ConfigurationError(
-            "nats_options cannot be handed to the processes of the gateway: leave them out"
-        )
+        raise ConfigurationError("nats_options cannot be handed to another process: leave them out")
     # Short for requests, which somebody waits for; children are as patient as workers.
     del connection["append_timeout_s"], connection["room_timeout_s"]
     level = logging.getLogger("jobledger").getEffectiveLevel()
     return Setup(
-        connection={**connection, "name": f"jobledger-gateway-{name}"},
+        connection={**connection, "name": f"jobledger-{name}"},
         projection=str(projection.absolute()),
         log_level=level,
     )
 
 
-class WebhookHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway's own worker is told of webhooks."""
-
-    allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
-    key_file: Path | None = None  #: what unseals secrets
-
-    def __post_init__(self) -> None:
-        """Refuse networks that are none, before anything is started. Raises: ConfigurationError."""
-        networks(self.allow_targets)
-
-
-class WorkerChild:
-    """The child *worker*."""
-
-    def __init__(self, setup: Setup, hosting: WebhookHost) -> None:
-        key_file = "" if hosting.key_file is None else str(hosting.key_file.absolute())
-        self._setup = msgspec.structs.replace(setup, allow_targets=hosting.allow_targets, key_file=key_file)
-
-    async def run(self) -> None:
-        """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
-        async with child("worker", self._setup) as running:
-            async for message in messages(running):
-                if isinstance(message, Ready):
-                    logging.getLogger("jobledger.gateway.process").debug(
-                        "the gateway's own worker takes jobs"
-                    )
-
-
 class KeeperChild:
     """The child *keeper*: one look, and what that moves; another process is started for the next one."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, ledger: Ledger, projection: Path, default_to: str = "") -> None:
+        """`default_to`: the folder of the archive where the setting names none; made if it is missing.
+
+        Raises: ConfigurationError, as `setup_of`.
+        """
+        self._setup = msgspec.structs.replace(setup_of(ledger, projection, "keeper"), archive=default_to)
 
     async def work(self) -> MoveOutcome:
         """Have it look. Raises: ChildEndedError, OSError."""

@@ -20,7 +20,7 @@ from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.hooks.watches import WatchJudge
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Access, Gateway
-from jobledger.gateway.process.children import KeeperChild, ProjectorChild, WebhookHost, WorkerChild, setup_of
+from jobledger.gateway.process.children import KeeperChild, ProjectorChild, setup_of
 from jobledger.gateway.process.counters import Counters, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
 from jobledger.gateway.process.listener import raise_file_limit
@@ -28,6 +28,7 @@ from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.requests import Requests
 from jobledger.gateway.process.rows import FollowedProjection, FollowedRows
 from jobledger.gateway.process.server import Server, Settings
+from jobledger.gateway.process.worker_child import WebhookHost, WorkerChild
 from jobledger.gateway.shares import SHARES, Share, Shares
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.identity import new_identity
@@ -112,14 +113,14 @@ class Process:
         self.life = Life()
         self.counted = Counters()
         self._ledger = ledger
-        self._following = ProjectorChild(setup_of(ledger, projection, "projector")) if project else None
-        of_worker = setup_of(ledger, projection, "worker")
-        self._working = None if hosting is None else WorkerChild(of_worker, hosting)
-        self._keeper = (
-            Keeper(ledger, KeeperChild(setup_of(ledger, projection, "keeper")).work) if keeps else None
+        self._following = (
+            ProjectorChild(setup_of(ledger, projection, "gateway-projector")) if project else None
         )
+        of_worker = setup_of(ledger, projection, "gateway-worker")
+        self._working = None if hosting is None else WorkerChild(of_worker, hosting)
+        self._keeper = Keeper(ledger, KeeperChild(ledger, projection).work) if keeps else None
         self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
-        self._past = PastViews(setup_of(ledger, projection, "past"))
+        self._past = PastViews(setup_of(ledger, projection, "gateway-past"))
         rows = FollowedRows(ledger, projection, self._past)
         self._projection = FollowedProjection(rows, projection)
         self._lag = LoopLag()

@@ -1,4 +1,4 @@
-"""What a gateway and its child processes say to each other, beside what all processes and their parents do.
+"""What a gateway, or `up`, and its child processes say to each other, beside what all processes and their parents do.
 
 When the line ends, the other side is gone. A child then ends, and removes what it made.
 """
@@ -22,6 +22,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     log_level: int  #: of the loggers of jobledger
     allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
     key_file: str = ""  #: what unseals secrets; "": nothing does
+    archive: str = ""  #: the folder where old events go if the setting names none; "": nowhere
 
 
 class KeeperReport(msgspec.Struct, frozen=True, kw_only=True, tag="keeper_report"):
@@ -61,5 +62,5 @@ ToChild = Setup | Want | GiveBack
 FromChild = Ready | Fault | LogLine | KeeperReport | Lent | NotLent
 TO_CHILD: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 FROM_CHILD: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)
-#: The line of a child to its gateway.
+#: The line of a child to who started it.
 ToGateway = Line[ToChild]

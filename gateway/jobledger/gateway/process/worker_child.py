@@ -1,0 +1,41 @@
+"""The child *worker* as its gateway sees it, and what it is told of webhooks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from jobledger.gateway.hooks.addresses import networks
+from jobledger.gateway.process.children import child, messages
+from jobledger.gateway.process.messages import Setup
+from jobledger.workers.processes.messages import Ready
+
+
+class WebhookHost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway's own worker is told of webhooks."""
+
+    allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
+    key_file: Path | None = None  #: what unseals secrets
+
+    def __post_init__(self) -> None:
+        """Refuse networks that are none, before anything is started. Raises: ConfigurationError."""
+        networks(self.allow_targets)
+
+
+class WorkerChild:
+    """The child *worker*."""
+
+    def __init__(self, setup: Setup, hosting: WebhookHost) -> None:
+        key_file = "" if hosting.key_file is None else str(hosting.key_file.absolute())
+        self._setup = msgspec.structs.replace(setup, allow_targets=hosting.allow_targets, key_file=key_file)
+
+    async def run(self) -> None:
+        """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
+        async with child("worker", self._setup) as running:
+            async for message in messages(running):
+                if isinstance(message, Ready):
+                    logging.getLogger("jobledger.gateway.process").debug(
+                        "the gateway's own worker takes jobs"
+                    )
