@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test check lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows instructions faults releases simulate typescript clean
+.PHONY: help install demo test check lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows bench-peers instructions faults releases simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -108,6 +108,9 @@ bench-gateway: install ## what requests, streams and pages of the gateway cost a
 
 bench-workflows: install ## what steps, children and waits of runs cost against what they may; AGAINST=commit, PEERS=1: beside DBOS
 	@$(BIN)/python benchmarks/workflows.py $(if $(AGAINST),--against $(AGAINST)) $(if $(PEERS),--peers)
+
+bench-peers: install ## jobledger beside BullMQ, arq, SAQ, Dramatiq, RQ, Celery, Procrastinate; QUICK=1, BIG=1: growth, KEEP=1: for the docs
+	@$(BIN)/python benchmarks/bench_peers.py $(if $(QUICK),--quick) $(if $(BIG),--big) $(if $(KEEP),--keep)
 
 instructions: install ## count what a job costs in instructions and calls, fail where it rose; AGAINST=commit, KEEP=1: keep the counts
 	@$(BIN)/python benchmarks/instructions.py $(if $(AGAINST),--against $(AGAINST)) $(if $(KEEP),--keep,--check)

@@ -1,4 +1,4 @@
-"""How long DBOS takes for a step that does nothing; run by `peers.py` with a Python that has DBOS.
+"""How long DBOS takes for a step that does nothing; run by `against_dbos.py` with a Python that has DBOS.
 
 python -P benchmarks/dbos_steps.py DATABASE_URL STEPS
 """

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import against
-import peers
+import against_dbos
 import runs
 import table
 from table import Figures
@@ -123,7 +123,7 @@ def measured(part: str, sizes: Sizes, commit: str) -> Coroutine[Any, Any, Figure
         "resume": partial(runs.resumptions, rounds, sizes.resumed),
         "parked": partial(runs.parkings, 1, sizes.parked),
         "against": partial(against.compare, commit, pairs, sizes.plain),
-        "peers": partial(peers.compare, rounds, sizes.peer_steps),
+        "peers": partial(against_dbos.compare, rounds, sizes.peer_steps),
     }[part]()
 
 
