@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from peers import environments, measures, report
-from peers.rig import FailedError
 from peers.systems import BARE, CACHE, OURS, SYSTEMS, VALKEY, Setting, postgres_programs, settings_of
 
 KEPT: Final = Path(__file__).resolve().parent / "peers" / "figures.json"
@@ -96,14 +95,13 @@ async def rounds(
 
 
 async def _cell(name: str, setting: Setting, share: float, number: int, failed: dict[str, str]) -> Any:
-    """Measure one system in one setting; a failure is told and kept, and gives no figures."""
+    """Measure one system in one setting; what fails is told and kept."""
     is_whole = setting == settings_of(SYSTEMS[name])[0] or name in WHOLE
-    try:
-        return _rounded(await measures.measure(name, setting, share, is_whole=is_whole))
-    except FailedError as error:
-        failed[f"{name}, {setting}"] = f"round {number + 1}: {error}"
-        tell(f"{SYSTEMS[name].title}, {setting}: {error}")
-        return {}
+    figures, why = await measures.measure(name, setting, share, is_whole=is_whole)
+    if why:
+        failed[f"{name}, {setting}"] = f"round {number + 1}: {why}"
+        tell(f"{SYSTEMS[name].title}, {setting}: {why}")
+    return _rounded(figures)
 
 
 def _chosen(name: str, options: argparse.Namespace) -> list[Setting]:

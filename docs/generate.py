@@ -3,8 +3,8 @@
 docs/code.md lists the folders; docs/events.md, docs/lifecycle.md and docs/locks.md follow from the
 declarations of events, docs/projections.md from those of tables, docs/metrics.md from those of metrics, docs/cli.md
 from those of commands, the settings in docs/operations.md from `LedgerConfig`, docs/search.md from the keys of
-searches, docs/subjects.md from the table of rights, docs/errors.md from the classes of errors, each
-docs/diagrams/*.svg from the text beside it. What people wrote stays: only what lies between the markers is replaced.
+searches, docs/subjects.md from the table of rights, docs/errors.md from the classes of errors, tables and charts of
+docs/performance.md from the run in benchmarks/peers, each other docs/diagrams/*.svg from the text beside it. What people wrote stays: only what lies between the markers is replaced.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
+import performance
 from commands import Reference
 from diagrams import diagram
 
@@ -522,6 +523,29 @@ def _rights_of(title: str, part: Part) -> str:
     return f"## {title}\n\n{_filled(part.about)}\n\n| Verb | Subject | For |\n|---|---|---|\n{rows}"
 
 
+def _performance_page(text: str) -> str:
+    run = performance.figures()
+    text = _between_markers(text, "run", performance.about(run))
+    for name, begins in _TABLES.items():
+        text = _between_markers(text, name, performance.tables(run, begins))
+    return text
+
+
+#: How the titles of the tables begin that stand under each heading.
+_TABLES: Final = {
+    "ratios": ("jobledger's",),
+    "enqueue": ("Bulk", "One by one"),
+    "drain": ("Drain", "CPU"),
+    "latency": ("From enqueue",),
+    "rest": ("At rest",),
+    "bytes": ("Bytes", "Growth", "Payloads"),
+}
+
+
+def _chart(name: str) -> Callable[[str], str]:
+    return lambda _: performance.charts(performance.figures())[name]
+
+
 def _diagram(text: str) -> Callable[[str], str]:
     return lambda _: diagram(text)
 
@@ -535,6 +559,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "locks.md": _lock_page,
     "metrics.md": _metrics_page,
     "operations.md": _operations,
+    "performance.md": _performance_page,
     "projections.md": _projection_page,
     "search.md": _search_page,
     "subjects.md": _rights_page,
@@ -542,6 +567,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
         f"diagrams/{path.stem}.svg": _diagram(path.read_text(encoding="utf-8"))
         for path in sorted((DOCS / "diagrams").glob("*.txt"))
     },
+    **{f"diagrams/performance-{name}.svg": _chart(name) for name in performance.CHARTS},
 }
 
 

@@ -33,22 +33,23 @@ class Rest(NamedTuple):
     recovery_s: float
 
 
-async def measure(name: str, setting: Setting, share: float, *, is_whole: bool) -> Figures:
+async def measure(name: str, setting: Setting, share: float, *, is_whole: bool) -> tuple[Figures, str]:
     """Measure a system in one setting on one new server; `is_whole`: also latency, and each concurrency.
 
-    Raises: FailedError.
+    Returns what was measured, and why the rest was not; "" where nothing failed.
     """
+    found: Figures = {}
     try:
         async with asyncio.timeout(_CELL_S):
-            return await _measured(name, setting, share, is_whole=is_whole)
+            await _measured(name, setting, share, found, is_whole=is_whole)
     except TimeoutError:
-        raise FailedError(f"it took longer than {_CELL_S:g} s") from None
-    except (RuntimeError, OSError) as error:
-        raise FailedError(str(error)) from error
+        return found, f"it took longer than {_CELL_S:g} s"
+    except (FailedError, RuntimeError, OSError) as error:
+        return found, str(error)
+    return found, ""
 
 
-async def _measured(name: str, setting: Setting, share: float, *, is_whole: bool) -> Figures:
-    found: Figures = {}
+async def _measured(name: str, setting: Setting, share: float, found: Figures, *, is_whole: bool) -> None:
     async with rigged(name, setting) as rig:
         disk, memory = folder_bytes(rig.server.folder), rig.memory_kib()
         jobs = _part(rig.system.sizes.bulk, share)
@@ -62,7 +63,6 @@ async def _measured(name: str, setting: Setting, share: float, *, is_whole: bool
         await rig.stop_workers()
         found["done memory B"] = (rig.memory_kib() - memory) * 1024 / rig.jobs
         found["disk B"] = (folder_bytes(rig.server.folder) - disk) / rig.jobs
-    return found
 
 
 def _part(jobs: int, share: float) -> int:

@@ -57,10 +57,14 @@ _WRITTEN_BY_THE_GENERATOR = {
     "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
     "metrics.md": "| `jobledger_worker_running` | gauge |",
     "operations.md": "| `request_timeout_s` | 5 s |",
+    "performance.md": "| nats-server alone |",
     "projections.md": "| `id` | text | the job's id, unique within its queue |",
     "diagrams/architecture.svg": ">gateway</text>",
     "diagrams/held-granted-queued.svg": ">granted</text>",
     "diagrams/life-of-a-job.svg": ">dead_lettered</text>",
+    **{
+        f"diagrams/performance-{name}.svg": ">jobledger</text>" for name in ("bulk", "single", "drain", "cpu")
+    },
 }
 
 
@@ -80,7 +84,17 @@ def test_every_error_that_applications_import_is_on_its_page() -> None:
 def _copy(folder: Path) -> Path:
     """Return a copy of the docs beside links to the code."""
     docs = Path(shutil.copytree(ROOT / "docs", folder / "docs"))
-    for root in ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing"):
+    for root in (
+        "ledger",
+        "audit",
+        "projections",
+        "workers",
+        "admin",
+        "gateway",
+        "cli",
+        "testing",
+        "benchmarks",
+    ):
         (folder / root).symlink_to(ROOT / root)
     return docs
 

@@ -240,8 +240,13 @@ def test_the_wheel_holds_every_portion_and_the_configuration(tmp_path: Path) -> 
     assert {name.split("/")[0] for name in names} == {"jobledger", "jobledger-0.2.0.dist-info"}
 
 
-def test_the_pins_name_no_index_and_hash_everything() -> None:
-    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+@each_row(
+    "pinned",
+    [ROOT / "constraints.txt", *sorted((ROOT / "benchmarks").rglob("*.txt"))],
+    ids=lambda path: path.stem,
+)
+def test_the_pins_name_no_index_and_hash_everything(pinned: Path) -> None:
+    text = pinned.read_text(encoding="utf-8")
     pins = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     assert pins
     assert all("==" in pin and pin.endswith("\\") for pin in pins)
