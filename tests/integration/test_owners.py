@@ -30,6 +30,10 @@ from jobledger.ledger import (
     JobState,
     KeyUnavailableError,
     Ledger,
+    RefusedError,
+    RouteDefinition,
+    RouteRule,
+    ScheduleExistsError,
     TaskRegistry,
     Unique,
     connect,
@@ -37,6 +41,8 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import Dispatch, Note
 from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.forms import FORM_FIRST
+from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -162,8 +168,6 @@ async def test_what_is_not_sealed_yet_is_refused(connected: Connect, tmp_path: P
         job = await ledger.enqueue(greet, person=1, text="x")
         with pytest.raises(InvalidInputError, match=r"text of the event noted .* is not sealed"):
             await ledger.execute(job.ref, Note(text="a word about Jane"))
-        with pytest.raises(InvalidInputError, match="a schedule cannot have one"):
-            await ledger.schedules.add("s", greet, input={"person": 1, "text": "x"}, on_demand=True)
         assert [each.event.key for each in await job.history()] == ["person:1/1"]
 
 
@@ -307,3 +311,63 @@ async def test_all_values_can_be_sealed_where_nobody_names_an_owner(
     async with connected(master_key=master_file(tmp_path, "m1"), seal="all") as ledger:
         job = await ledger.enqueue(fails, text="x")
         assert (await job.snapshot()).order.key == "ledger:default/1"
+
+
+async def test_jobs_of_a_schedule_have_its_owner_and_the_same_again_is_the_same(
+    connected: Connect, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"input": {"person": 4, "text": WORD}, "on_demand": True}
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        made, again = [
+            await ledger.schedules.add("daily", greet.options(metadata={"who": WORD}), **given)
+            for _ in range(2)
+        ]
+        assert again.definition == made.definition
+        assert made.definition.order.key == "person:4/1"
+        with pytest.raises(ScheduleExistsError):
+            await ledger.schedules.add("daily", greet, input={"person": 4, "text": "other"}, on_demand=True)
+        job = await ledger.job((await ledger.schedules.trigger("daily")).job_id)
+        await work(ledger, job)
+        assert await job.result() == f"hello {WORD}"
+        async for portion in ledger.log.read_messages():
+            assert not [each.subject for each in portion if WORD.encode() in each.data]
+
+
+async def test_hooks_of_a_schedule_with_an_owner_are_refused(connected: Connect, tmp_path: Path) -> None:
+    async def before(moment: datetime) -> dict[str, Any]:
+        return {"person": 1, "text": str(moment)}
+
+    async with connected(master_key=master_file(tmp_path, "m1"), seal="all") as ledger:
+        like = await ledger.schedules.add("plain", fails, input={"text": WORD}, on_demand=True)
+        assert like.definition.order.key == "ledger:default/1"
+        definition = msgspec.structs.replace(like.definition, hooks=True)
+        with pytest.raises(InvalidInputError, match="hooks of schedules are not sealed"):
+            await ledger.schedules.act("hooked", Declare(definition=definition))
+
+
+async def test_a_route_gives_its_jobs_the_owner_of_the_rule_or_of_the_task(
+    connected: Connect, tmp_path: Path
+) -> None:
+    ruled = RouteRule(name="ruled", task="fails", input={"text": "/text"}, owner={"at": "/who"})
+    declared = RouteRule(name="declared", task="greet", input={"text": "/text", "person": "/person"})
+    definition = RouteDefinition(scheme="internal", rules=(ruled, declared))
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        async with working(ledger, greet), asyncio.timeout(LIMIT_S):
+            while await ledger.find_task("greet") is None:
+                await asyncio.sleep(0.01)
+        await ledger.routes.set("in", definition)
+        owners: list[list[str]] = []
+        for data in ({"text": WORD, "who": "person:3", "person": 4}, {"text": WORD}):
+            outcome = await ledger.emit("in", data)
+            jobs = [await (await ledger.job(each.job)).snapshot() for each in outcome.matched]
+            owners.append([job.order.key for job in jobs])
+        assert owners == [["person:3/1", "person:4/1"], ["ledger:default/1", "ledger:default/1"]]
+
+
+async def test_an_owner_needs_the_newest_form_of_the_ledger(connected: Connect, tmp_path: Path) -> None:
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        ledger.form = FORM_FIRST
+        with pytest.raises(RefusedError, match=r"jobledger upgrade finish"):
+            await ledger.enqueue(greet, person=1, text="x")
+        assert isinstance(ledger.keys, OwnerKeys)
+        assert await ledger.keys.entry("person:1") is None, "nothing was changed"

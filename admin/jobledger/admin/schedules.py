@@ -14,13 +14,16 @@ from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.job_orders import with_tenant
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError, WrongSequenceError
+from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
+from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.schedules.definition import LATE
+from jobledger.ledger.model.seals import OWNER_DEFAULT, seal_words
 from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue, check_users_task
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.options import Options
+from jobledger.ledger.owner_names import owner_named
 from jobledger.projections.tables.schedules import (
     LastFailure,
     ScheduleRow,
@@ -182,11 +185,17 @@ async def like_unloaded(
     if announced is not None:
         declared = msgspec.structs.replace(options, tenant_template=announced.defaults.tenant_template)
         options = with_tenant(announced, declared, text)
-    if announced is not None and announced.defaults.owner:
-        raise InvalidInputError(
-            f"task {task} has an owner, and a schedule cannot have one: enqueue its jobs by hand"
-        )
-    value, reference = await ledger.inputs.put(text, what=what, key="")
+        if not options.owner:
+            options = msgspec.structs.replace(options, owner=announced.defaults.owner)
+    owner = options.owner if announced is None else owner_named(announced, options, text)
+    owner = owner or (OWNER_DEFAULT if ledger.config.seal == "all" else "")
+    key = None
+    if owner:
+        ledger.stamp().require_form(SEALED_FORM, f"the owner of the jobs of a schedule of task {task}")
+        key = await ledger.patience.read(lambda: ledger.keys.key_for(owner))
+    value, reference = await ledger.inputs.put(text, what=what, key="" if key is None else key.id)
     order = options.order(value, reference)
+    if key is not None:
+        order = msgspec.structs.replace(order, key=key.id, metadata=seal_words(key, order.metadata))
     like = Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
     return like, known is not None

@@ -45,6 +45,7 @@ from jobledger.ledger.model.events import JobEvent, Member, order_at_first
 from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, child_id
+from jobledger.ledger.model.schedules.definition import NO_HOOKS
 from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
@@ -236,12 +237,10 @@ class Enqueuer:
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
         plain, options = unpack(cast("Task[..., Any]", task))
-        if values is not None and (options.owner or self._seals_all):
-            raise InvalidInputError(
-                f"task {plain.name} has an owner, and a schedule cannot have one: enqueue its jobs by hand"
-            )
+        if values is None and (options.owner or self._seals_all):
+            raise InvalidInputError(f"a job of task {plain.name} has an owner, and {NO_HOOKS}")
         if values is None:
-            later = {"tenant_template": "", "owner": "", "declared": (), "declared_queue": None}
+            later = {"tenant_template": "", "declared": (), "declared_queue": None}
             options = msgspec.structs.replace(options, **later)
             text = b"{}"
         else:

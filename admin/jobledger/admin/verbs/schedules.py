@@ -39,7 +39,7 @@ from jobledger.ledger.schedules.verbs import ScheduleVerbs, When
 Name = Annotated[str, option("Name of the schedule.", "NAME")]
 _CHANGES: Final = ("NOT_FOUND", "LEDGER_FULL", "LEDGER_BUSY")
 #: What a job of a task is told beside its input; the nodes of a graph say that themselves.
-_ORDER: Final = ("queue", *ORDER_FIELDS)
+_ORDER: Final = ("queue", "owner", *ORDER_FIELDS)
 _TICKS: Final = ("cron", "every_s", "at", "on_demand")
 _NONE: Final = {"paused": "is paused", "on_demand": "makes jobs on demand only", "ended": "has ended"}
 _ACT: Final[dict[str, Any]] = {"permission": "manage", "about": "own"}
@@ -91,6 +91,9 @@ class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
     max_attempts: Annotated[int | None, option("How often a job is tried.", "N")] = None
     timeout_s: Annotated[float | None, option("How long one attempt may take.", "SPAN")] = None
     tenant: Annotated[str | None, option("Whom its jobs belong to.", "TENANT")] = None
+    owner: Annotated[str | None, option("Whose data its jobs hold: their values are sealed.", "KIND:ID")] = (
+        None
+    )
     correlation: Annotated[str | None, option("What its jobs belong to.", "ID")] = None
     metadata: Annotated[dict[str, str] | None, option("What else is said of its jobs.", "KEY=VALUE")] = None
     limits: Annotated[tuple[str, ...], option("Limits of its jobs.", "LIMIT")] = ()

@@ -74,6 +74,10 @@ ORDER: Final[Mapping[str, Any]] = {
         typer.Option("--at", metavar="TIME", help="Wait until this time (UTC) before the job may run."),
     ],
     "tenant": Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whom a job belongs to.")],
+    "owner": Annotated[
+        str | None,
+        typer.Option("--owner", metavar="KIND:ID", help="Whose data a job holds: its values are sealed."),
+    ],
     "correlation": Annotated[
         str | None,
         typer.Option("--correlation", metavar="WORD", help="First cause a job belongs to: a batch, a run."),
@@ -95,7 +99,7 @@ ORDER: Final[Mapping[str, Any]] = {
 }
 #: Those of jobs that something else names and begins.
 LATER: Final[Mapping[str, Any]] = {
-    name: kind for name, kind in ORDER.items() if name in {"queue", *ORDER_FIELDS}
+    name: kind for name, kind in ORDER.items() if name in {"queue", "owner", *ORDER_FIELDS}
 }
 #: Those of a run whose jobs are queued and tried as its graph says.
 OF_RUN: Final[Mapping[str, Any]] = {

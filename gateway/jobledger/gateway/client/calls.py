@@ -238,7 +238,9 @@ def said_of(task: Task[..., Any] | TaskWithOptions[..., Any]) -> dict[str, Any]:
     if only_there or options.declared:
         name = only_there[0] if only_there else "limits with definitions"
         raise InvalidInputError(f"{name} in code needs a connection to the ledger: enqueue it from there")
-    said = {name: getattr(options, name) for name in ("queue", "id", "delay_s", "run_at", *ORDER_FIELDS)}
+    said = {
+        name: getattr(options, name) for name in ("queue", "id", "delay_s", "run_at", "owner", *ORDER_FIELDS)
+    }
     if options.on_other_input == "keep":
         said["on_other_input"] = "keep"
     return {"task": plain.name} | {

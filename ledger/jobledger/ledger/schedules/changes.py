@@ -22,13 +22,14 @@ from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, retry_raced
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.reserved_ids import instead_of
-from jobledger.ledger.model.schedules.decisions import ScheduleCommand, Tick, decide
-from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, overlap_limit
+from jobledger.ledger.model.schedules.decisions import Declare, ScheduleCommand, Tick, decide
+from jobledger.ledger.model.schedules.definition import NO_HOOKS, OVERLAP_MODES, Overlap, overlap_limit
 from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent, Ticked
 from jobledger.ledger.model.schedules.jobs import (
     hooks_job_id,
@@ -40,6 +41,7 @@ from jobledger.ledger.model.schedules.jobs import (
     tick_name,
 )
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.seals import unseal_words
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 
@@ -102,11 +104,13 @@ class Schedules:
         """
 
         async def attempt() -> KnownSchedule:
-            known = await self.healed(await self.read(name))
+            known, asked = await self.healed(await self.read(name)), command
+            if isinstance(asked, Declare) and asked.definition.order.key:
+                asked = await self._sealed_as_known(name, asked, known.schedule)
             stamp = self._client.stamp(by)
             if trace:
                 stamp = msgspec.structs.replace(stamp, trace=trace)
-            event = decide(name, known.schedule, command, stamp)
+            event = decide(name, known.schedule, asked, stamp)
             if event is None:
                 return known
             if isinstance(event, Declared):  # before it can tick
@@ -114,6 +118,25 @@ class Schedules:
             return await self.append(known, event)
 
         return await retry_raced(attempt)
+
+    async def _sealed_as_known(self, name: str, command: Declare, known: Schedule | None) -> Declare:
+        """Return a declaration with the sealed values of the schedule where they say the same: equal ones look different.
+
+        Raises: InvalidInputError for a schedule with hooks; ErasedError, KeyUnavailableError.
+        """
+        if command.definition.hooks:
+            raise InvalidInputError(f"the jobs of schedule {name} have an owner, and {NO_HOOKS}")
+        now = command.definition.order
+        before = now if known is None else known.definition.order
+        if before is now or before.key != now.key:
+            return command
+        get, key = self._client.inputs.get, await self._client.keys.key(now.key)
+        texts = [await get(each.input, each.input_ref, key=each.key) for each in (before, now)]
+        words = [unseal_words(key, each.metadata) for each in (before, now)]
+        if texts[0] != texts[1] or words[0] != words[1]:
+            return command
+        order = replace(now, input=before.input, input_ref=before.input_ref, metadata=before.metadata)
+        return replace(command, definition=replace(command.definition, order=order))
 
     async def _define_limit(self, name: str, overlap: Overlap) -> None:
         """Define the limit that keeps jobs of the schedule's ticks apart; one that a person set stays.

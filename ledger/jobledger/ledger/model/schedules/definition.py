@@ -22,6 +22,8 @@ from jobledger.ledger.model.subjects import check_token
 #: one that waits already; `cancel_other` likewise, and the one that runs is asked to end.
 Overlap = Literal["skip", "allow", "buffer_one", "buffer_all", "cancel_other"]
 #: The overlaps that are a limit, and the mode of that.
+#: Why a schedule with hooks cannot have an owner.
+NO_HOOKS: Final = "hooks of schedules are not sealed: leave `before` and `after` out"
 OVERLAP_MODES: Final[Mapping[str, Mode]] = {
     "buffer_one": "newest",
     "buffer_all": "queue",

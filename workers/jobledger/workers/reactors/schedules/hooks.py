@@ -80,7 +80,8 @@ async def _make(
         given = (await enqueuer.like(schedule.task, values)).order
         # Limits and turns go by keys, which may be arguments.
         fields = {
-            field: getattr(given, field) for field in ("input", "input_ref", "limits", "fair", "tenant")
+            field: getattr(given, field)
+            for field in ("input", "input_ref", "limits", "fair", "tenant", "key", "metadata")
         }
         definition = replace(definition, order=replace(definition.order, **fields))
     ref = JobRef(queue=context.queue, job_id=job_id)
