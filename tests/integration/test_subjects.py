@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import nats
 import pytest
+from tests.integration.test_owners import master_file
 from tests.support.groups import KEY, begin
 from tests.support.jetstream import api
 from tests.support.limited import define, undefine
@@ -70,7 +71,7 @@ from jobledger.workers.reactors.reconciler import Reconciler
 
 #: Who acts on the stage -> the parts of the table that are theirs.
 ROLES = {
-    "Producer": ("Producer", "Locks", "Limits"),
+    "Producer": ("Producer", "Locks", "Limits", "Owners"),
     "Worker": ("Worker",),
     "Reactors": ("Reactors", REACTORS_TOO),
     "Subscriber": ("Subscriber", "Named subscription"),
@@ -85,7 +86,7 @@ ALSO = {"Archiver": ("Auditor",)}
 TRIED = Use("publish", right_to_read("LEDGER"))
 #: And what `jobledger permissions` is asked for its user.
 WORDS = {
-    "Producer": ("producer", "--locks", "--limits"),
+    "Producer": ("producer", "--locks", "--limits", "--owners"),
     "Worker": ("worker",),
     "Reactors": ("reactors",),
     "Subscriber": ("subscriber", "--subscription", "billing"),
@@ -173,6 +174,7 @@ class Stage:
         self._server = server
         self._url = self.address("all")
         self._folder = folder
+        self._master = master_file(folder, "m1")
         self._recorder = recorder
 
     @contextlib.asynccontextmanager
@@ -199,7 +201,9 @@ class Stage:
 
     async def produce(self) -> None:
         """Enqueue in every way, wait, look, cancel, hold a lock."""
-        async with self.client("Producer") as ledger:
+        async with self.client("Producer", master_key=self._master) as ledger:
+            sealed = await ledger.enqueue(small.options(owner="person:1", id="sealed"), 1)
+            assert await sealed.result(timeout_s=LIMIT_S) == 1
             first = await ledger.enqueue(large.options(id="first"), LARGE)
             delayed = await ledger.enqueue(later.options(delay_s=1.5, id="delayed"), 1)
             await ledger.enqueue_many(large, [{"text": str(number)} for number in range(20)])
@@ -257,7 +261,7 @@ class Stage:
         async with (
             self.client("Reactors", inline_bytes_max=1) as host,  # a snapshot of the limits is above that
             working(host, registry=TaskRegistry([]), queues=(BUILT_IN_QUEUE,), schedules=False),
-            self.client("Worker", inline_bytes_max=1) as ledger,
+            self.client("Worker", inline_bytes_max=1, master_key=self._master) as ledger,
             working(ledger, registry=code, ack_wait_s=1.0, reactors=False) as worker,
         ):
             await worker.taking.wait()
@@ -450,6 +454,7 @@ class Stage:
         ):
             act(*words)
         act("jobs", "show", "dead")
+        act("jobs", "show", "sealed")
         act("jobs", "why", "dead")
         act("events", "tail")
         assert self._run("Operator", "enqueue", "nobody_has_it") == NOT_FOUND

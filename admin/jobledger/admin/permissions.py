@@ -106,6 +106,15 @@ subscribe hint.lock.<scope>.<lock> | whoever waits for a lock
 publish ledger.limit.<limit>.set | define the limits that its code has
 """
     ),
+    "Owners": _part(
+        """A producer, a worker or reactors that make jobs with owners, and so keys: `--owners` adds it. Each key is wrapped by a master key that no server has.
+
+publish $JS.API.STREAM.INFO.KV_KEYS | look for the bucket of owners' keys
+publish $JS.API.STREAM.CREATE.KV_KEYS | make it where it is missing
+publish $JS.API.STREAM.MSG.GET.KV_KEYS | read the key of an owner
+publish $KV.KEYS.<kind>.<owner> | keep a new one
+"""
+    ),
     "Worker": _part(
         """A worker with `--no-reactors`. `--queue` binds it to the queues that it takes.
 
@@ -138,6 +147,7 @@ publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | whether a result is there already
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | read an input above the inline limit
 publish $JS.API.CONSUMER.CREATE.OBJ_PAYLOADS | its chunks
 publish $JS.FC.OBJ_PAYLOADS.<numbers...> | and their flow control
+publish $JS.API.STREAM.MSG.GET.KV_KEYS | the key of a job's owner
 publish $JS.API.STREAM.INFO.OBJ_TABLES | look for the bucket of tables of runs
 publish $JS.API.STREAM.CREATE.OBJ_TABLES | make it where it is missing
 publish $O.TABLES.C.<object> | a table: its chunks
@@ -260,6 +270,7 @@ publish hint.cancel.<queue>.<job> | `jobs cancel` of a job that runs
 publish hint.resume.<queue>.<job> | `jobs signal`
 subscribe hint.progress.<queue>.<job> | `enqueue` that waits: its progress
 publish $JS.API.STREAM.MSG.GET.KV_WORKERS | `jobs why`, `locks list`: a worker whose lease is gone
+publish $JS.API.STREAM.MSG.GET.KV_KEYS | `jobs why`, `jobs show`: the key of a job's owner
 publish ledger.webhook.<webhook>.<event> | `webhooks set` and all that changes one; a gateway: that nothing arrives
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id> | the place of a webhook in the ledger
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id>.<filter...> | the same, of one type of event
@@ -381,7 +392,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "subscriber": ("Subscriber",),
     "reader": ("Projector", "Auditor"),
     "archiver": ("Auditor", "Archiver"),
-    "gateway": ("Operator", "Projector", "Worker", "Reactors"),
+    "gateway": ("Operator", "Projector", "Worker", "Reactors", "Owners"),
     "operator": (
         "Operator",
         "Owner",
@@ -390,6 +401,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
         "Auditor",
         "Producer",
         "Locks",
+        "Owners",
     ),
 }
 #: Of every role.

@@ -55,6 +55,12 @@ _Locks = Annotated[
 _Limits = Annotated[
     bool, typer.Option("--limits", metavar="", help="Of a producer or a worker: its code defines limits.")
 ]
+_Owners = Annotated[
+    bool,
+    typer.Option(
+        "--owners", metavar="", help="Of a producer, a worker or reactors: jobs that it makes have owners."
+    ),
+]
 _Environment = Annotated[
     str | None,
     typer.Option(
@@ -79,6 +85,7 @@ def permissions(
     subscription: _Subscription = None,
     locks: _Locks = False,
     limits: _Limits = False,
+    owners: _Owners = False,
     environment: _Environment = None,
 ) -> None:
     """Print what a role may publish and subscribe to, as the entry `permissions` of its user in a nats.conf.
@@ -91,6 +98,7 @@ def permissions(
         ("--queue", queue, BOUND),
         ("--locks", locks, BOUND),
         ("--limits", limits, BOUND),
+        ("--owners", owners, (*BOUND, "reactors")),
         ("--reactors", reactors, ("worker",)),
         ("--enqueues", enqueues, ("worker",)),
         ("--subscription", subscription, ("subscriber",)),
@@ -101,7 +109,8 @@ def permissions(
     more: list[tuple[str, Sequence[str]]] = [
         ("Producer", [check_users_queue(each)]) for each in enqueues or ()
     ]
-    more += [(part, queues) for part, given in (("Locks", locks), ("Limits", limits)) if given]
+    parts = (("Locks", locks), ("Limits", limits), ("Owners", owners))
+    more += [(part, queues) for part, given in parts if given]
     more += parts_of(("Reactors",)) if reactors else ()
     if subscription:
         more.append(("Named subscription", [check_token("subscription", each) for each in subscription]))
