@@ -20,6 +20,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from tests.integration.test_owners import fails as owned
+from tests.integration.test_owners import keeps, master_file
 from tests.support.working import LIMIT_S, Connect, until, working
 
 from jobledger.admin.verbs.schedules import BackfillSchedule, TriggerSchedule
@@ -296,3 +298,21 @@ async def test_a_job_of_an_untraced_caller_has_a_trace_of_its_own(
     traces = {event_type(stored.event): stored.event.trace for stored in history[1:]}
     assert traces["started"] == ""  # what the first event says is not said again
     assert trace_id(traces["failed"]) == trace_id(first)
+
+
+async def test_spans_of_a_job_that_has_an_owner_say_nothing_of_its_values(
+    connected: Connect, spans: InMemorySpanExporter, tmp_path: Path
+) -> None:
+    async with (
+        connected(tracing=True, master_key=master_file(tmp_path, "m1")) as ledger,
+        working(ledger, keeps, owned),
+    ):
+        for job in (
+            await ledger.enqueue(keeps.options(owner="person:1"), text="Canary"),
+            await ledger.enqueue(owned.options(owner="person:1"), text="Canary"),
+        ):
+            await job.wait(timeout_s=LIMIT_S)
+    found = "".join(each.to_json() for each in spans.get_finished_spans())
+    assert '"ValueError' in found
+    assert "RuntimeError" in found
+    assert "Canary" not in found
