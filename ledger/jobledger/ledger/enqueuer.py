@@ -413,6 +413,8 @@ class Enqueuer:
 
     def _owner(self, task: Kind, options: Options, text: bytes) -> str:
         """Return whose data the job holds, "" where nobody said. Raises: InvalidInputError."""
+        if options.owner and "{" not in options.owner:
+            return options.owner
         if options.owner:
             from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import uuid_utils
@@ -111,7 +112,10 @@ def command_of(
         job = KeySource(task.name, options.queue, order, arguments, None if key is None else key.index)
         order = with_limits(job, options.declared, options.declared_queue)
     if key is not None:
-        order = msgspec.structs.replace(order, key=key.id, metadata=seal_words(key, order.metadata))
+        sealed: dict[str, Any] = {"key": key.id}
+        if order.metadata:
+            sealed["metadata"] = seal_words(key, order.metadata)
+        order = msgspec.structs.replace(order, **sealed)
     run_at, delay_s = options.run_at, options.delay_s
     if options.debounce_s is not None:
         delay_s = options.debounce_s

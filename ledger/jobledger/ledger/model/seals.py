@@ -188,8 +188,8 @@ def require_sealed(event: Event) -> None:
 def clear_field(value: msgspec.Struct) -> str:
     """Return the name of a field, however deep, whose value is in the clear; "" where all are sealed."""
     for name, is_text in _fields(type(value)):
-        found = _clear(name, getattr(value, name), is_text=is_text)
-        if found:
+        field = getattr(value, name)
+        if field and (found := _clear(name, field, is_text=is_text)):
             return found
     return ""
 
