@@ -9,14 +9,18 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 import pytest
 from tests.integration.test_owners import found_in, master_file
 from tests.support.limits import LIMIT_S
 from tests.support.working import becomes, working
 
+from jobledger.cli.errors import USAGE
+from jobledger.cli.main import run
 from jobledger.ledger import (
     Backoff,
+    Graph,
     JobFailedError,
     JobState,
     Ledger,
@@ -140,3 +144,64 @@ async def test_a_child_has_the_owner_of_its_run(connected: Connect, tmp_path: Pa
                 await job.result()
             if has == "none":
                 assert "its run has none: give the run that owner" in str(failed.value)
+
+
+@task(max_attempts=1)
+async def joins(text: str, more: str = "") -> str:
+    return f"{text} {more}"
+
+
+@task(max_attempts=1)
+async def reports(batch: str, counts: dict[str, int]) -> str:
+    return f"{batch}: {counts}"
+
+
+async def test_graphs_and_batches_are_sealed_where_all_values_are(connected: Connect, tmp_path: Path) -> None:
+    word = f"Canary-{secrets.token_hex(6)}"
+    graph = Graph("two")
+    first = graph.add(part, word)
+    graph.add(joins, first, more=word)
+    tasks = (*TASKS, joins, reports)
+    async with (
+        connected(master_key=master_file(tmp_path, "m1"), seal="all") as ledger,
+        working(ledger, *tasks),
+    ):
+        found = await (await ledger.run_graph(graph, id="g")).result(timeout_s=LIMIT_S)
+        assert found["joins"] == f"{word}! {word}"
+        await ledger.enqueue_many(part, [{"text": f"{word}{n}"} for n in range(5)], batch="b", on_end=reports)
+        batch = await ledger.job("b")
+        assert await batch.result(timeout_s=LIMIT_S) == {"completed": 5}
+        async for portion in ledger.log.read_messages():
+            assert not [each.subject for each in portion if word.encode() in each.data]
+
+
+async def test_commands_name_an_owner_and_show_its_values_with_the_key_alone(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JOBLEDGER_URL", nats_server.url)
+    monkeypatch.setenv("JOBLEDGER_ENVIRONMENT", "owners_cli")
+    key = master_file(tmp_path, "m1")
+    app, owner = ("--app", "tests.integration.test_owners_runs"), ("--owner", "person:17")
+
+    def command(*words: str) -> tuple[int, str]:
+        code = run(words)
+        return code, capsys.readouterr().out
+
+    enqueue = ("enqueue", "part", "text=Canary", "--id", "c", *owner, *app)
+    code, _ = await anyio.to_thread.run_sync(command, *enqueue)
+    assert code == USAGE
+    monkeypatch.setenv("JOBLEDGER_MASTER_KEY", key)
+    for words in (
+        enqueue,
+        ("schedules", "add", "s", "--task", "part", "--on-demand", *owner, "--input", '{"text": "x"}', *app),
+    ):
+        code, _ = await anyio.to_thread.run_sync(command, *words)
+        assert code == 0, words
+    assert '"Canary"' in (await anyio.to_thread.run_sync(command, "jobs", "show", "c", "--json"))[1]
+    monkeypatch.delenv("JOBLEDGER_MASTER_KEY")
+    shown = (await anyio.to_thread.run_sync(command, "jobs", "show", "c", "--json"))[1]
+    assert '{"sealed":"person:17/1"}' in shown.replace(" ", "")
+    assert "Canary" not in shown

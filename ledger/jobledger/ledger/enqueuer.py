@@ -44,7 +44,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import JobEvent, Member, order_at_first
 from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.log import ChainEvents, Entry
-from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, RUN_BATCH, child_id
 from jobledger.ledger.model.schedules.definition import NO_HOOKS
 from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey
 from jobledger.ledger.model.subjects import JobRef, check_token
@@ -420,7 +420,8 @@ class Enqueuer:
 
             return owner_named(task, options, text)
         inherited = "" if self._children is None else self._children.parent.owner
-        return inherited or (OWNER_DEFAULT if self._seals_all else "")
+        owner = inherited or (OWNER_DEFAULT if self._seals_all else "")
+        return "" if owner and task.name == RUN_BATCH else owner  # counts and names are all that it holds
 
     async def _key(self, task: str, owner: str) -> ValueKey:
         """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; RefusedError."""
