@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -33,8 +32,6 @@ APPEND_TIMEOUT_S = 3.0
 def disk(request: pytest.FixtureRequest, tmp_path: Path, nats_server_binary: str) -> Iterator[Disk]:
     made: Disk
     if request.param == "ENOSPC":
-        if shutil.which("unshare") is None or shutil.which("nsenter") is None:
-            pytest.skip("unshare and nsenter are not installed")
         try:
             made = Tmpfs(tmp_path, tmp_path / "store" / "jetstream", nats_server_binary, mib=24, room_mib=4)
         except OSError as error:
