@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,13 @@ from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.verify import verify
 from jobledger.gateway.process.children import KeeperChild
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.metrics.exposition import Measure
 from jobledger.ledger.model.retention import EVERY_S_MAX, Retention
 from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
 from jobledger.projections import counting
+from jobledger.projections.metrics.facts import server_facts
+from jobledger.projections.metrics.metrics import audit_metrics
+from jobledger.projections.metrics.names import PLACE_UP, RETENTION_SUCCESS
 
 pytestmark = pytest.mark.anyio
 SMALL = 256 << 10
@@ -270,6 +275,65 @@ async def test_a_keeper_that_rests_notices_a_change_of_the_setting(
         await rig.set(start=0.02, aim=0.01, every_s=EVERY_S_MAX)
         await _moved(rig.ledger)
     await rig.check()
+
+
+async def _told(rig: Rig, measure: Measure) -> float | None:
+    """Return what the exporter says of one figure."""
+    facts = await server_facts(rig.ledger, 0)
+    (found,) = [each for each in audit_metrics(facts, rig.ledger.clock.now()) if each.name == measure.name]
+    return found.samples[0].value if found.samples else None
+
+
+async def test_a_disk_that_is_away_is_told_before_anything_is_to_be_moved(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.set(start=0.9, aim=0.8, every_s=EVERY_S_MAX)
+    assert await _told(rig, PLACE_UP) is None
+    assert await _told(rig, RETENTION_SUCCESS) is None
+    async with _resting(rig, monkeypatch):
+
+        async def until_up(up: float) -> None:
+            async with asyncio.timeout(LIMIT_S):
+                while await _told(rig, PLACE_UP) != up:
+                    await asyncio.sleep(0.02)
+
+        await until_up(1.0)
+        away = rig.archive.rename(rig.archive.with_name("away"))
+        await until_up(0.0)
+        looked_at = await _told(rig, RETENTION_SUCCESS)
+        assert looked_at is not None
+        assert "there is no folder" in (await rig.ledger.do(ShowRetention())).trouble
+        away.rename(rig.archive)
+        await until_up(1.0)
+        async with asyncio.timeout(LIMIT_S):
+            while (await _told(rig, RETENTION_SUCCESS) or 0.0) <= looked_at:
+                await asyncio.sleep(0.02)
+    assert not list(rig.archive.iterdir()), "a look changes nothing"
+
+
+async def test_a_disk_that_hangs_holds_up_one_thread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, looks = threading.Event(), 0
+
+    def look(*_: object, **_given: object) -> bool:
+        nonlocal looks
+        looks += 1
+        hangs.wait(LIMIT_S)
+        return True
+
+    monkeypatch.setattr("jobledger.admin.keeper.is_marked", look)
+    monkeypatch.setattr("jobledger.admin.keeper._PLACE_S", 0.05)
+    await rig.set(start=0.9, aim=0.8)
+    keeper, terms, head = (
+        Keeper(rig.ledger, rig.move),
+        await retention_of(rig.ledger),
+        await rig.ledger.log.head(),
+    )
+    try:
+        for _ in range(3):
+            assert "gave no answer within 0.05 s" in await keeper._why_no_place(terms, head)
+        assert looks == 1
+    finally:
+        hangs.set()
 
 
 async def test_the_keeper_of_another_user_is_shown(rig: Rig) -> None:

@@ -32,7 +32,7 @@ TARGET = {"instance", "job", "pod", "environment"}
 OF_INFO = {"version", "ledger_environment", "worker"}
 FUNCTIONS = {
     *("absent", "count", "deriv", "histogram_quantile", "increase", "label_values"),
-    *("max", "min", "rate", "sum", "topk", "vector"),
+    *("max", "max_over_time", "min", "predict_linear", "rate", "sum", "time", "topk", "vector"),
 }
 GROUPING = {"by", "without", "on", "ignoring"}
 OPERATORS = {"and", "or", "unless", "bool"}

@@ -40,13 +40,27 @@ def require_place(
 ) -> None:
     """Return when the folder is the archive of this ledger, and marked as such; a first archive is marked here.
 
+    Raises: as `is_marked`.
+    """
+    if is_marked(folder, names, head, newest, makes=makes):
+        return
+    if not folder.is_dir():
+        make_folder(folder, on_the_disk=True)
+    write_whole(folder / MARK, msgspec.json.encode(_mark_of(names, head)))
+
+
+def is_marked(
+    folder: Path, names: Names, head: Head, newest: Archived | None, *, makes: bool = False
+) -> bool:
+    """Return whether the folder is marked as the archive of this ledger; False where it may be. Changes nothing.
+
     `newest`: what the newest archive run recorded. `makes`: a missing folder is made, for a first archive.
 
     Raises: ArchiveAbsentError; RefusedError for the archive of another ledger; OSError.
     """
-    own, found = Mark(environment=names.environment, ledger_made_at=head.made_at), _mark_in(folder)
-    if found == own:
-        return
+    found = _mark_in(folder)
+    if found == _mark_of(names, head):
+        return True
     if newest is not None:
         # Begun by hand, or of a ledger that was restored: the newest export proves whose it is.
         if newest.manifest_sha256 not in _exports(folder, names):
@@ -56,13 +70,15 @@ def require_place(
             )
     elif found is not None:
         raise RefusedError(f"{folder} is the archive of another ledger: name another folder")
-    elif not folder.is_dir():
-        if not makes:
-            raise ArchiveAbsentError(
-                f"there is no folder {folder}: make it, on the disk where the archive is to be; nothing is moved until then"
-            )
-        make_folder(folder, on_the_disk=True)
-    write_whole(folder / MARK, msgspec.json.encode(own))
+    elif not makes and not folder.is_dir():
+        raise ArchiveAbsentError(
+            f"there is no folder {folder}: make it, on the disk where the archive is to be; nothing is moved until then"
+        )
+    return False
+
+
+def _mark_of(names: Names, head: Head) -> Mark:
+    return Mark(environment=names.environment, ledger_made_at=head.made_at)
 
 
 def _exports(folder: Path, names: Names) -> set[str]:

@@ -22,28 +22,27 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.amounts import duration, size
-from jobledger.admin.archive_place import require_place
+from jobledger.admin.archive_place import is_marked, require_place
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import newest_archived
 from jobledger.audit.archive.plan import bound, stored_before
 from jobledger.audit.archive.slices import Slice, find_slice
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, RefusedError
 from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.retention import MAIN, RETENTION, Retention
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.model.version import VERSION
-from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
+from jobledger.ledger.nats.leases import KEEPER, LeaseLostError, WorkerInfo, keeper_among
 from jobledger.projections import ProjectionError, counting
 
 logger = logging.getLogger("jobledger.keeper")
 
 NO_PLACE: Final = "no place is set: say where the archive is to be with `jobledger retention set --to DIR`"
 BY: Final = "keeper"  #: what events say of who moved the others
-_LEASE: Final = "keeper"
 _RENEWALS_PER_LEASE: Final = 3
 _FAREWELL_S: Final = 2.0
 _TROUBLE_MAX: Final = 500
@@ -53,6 +52,7 @@ _AGAIN_S: Final = 60.0
 _GLANCE_S: Final = 10.0
 #: A run that takes longer is ended, since its process may be frozen; the next one goes on where it was.
 _RUN_S_MAX: Final = 4 * 3600.0
+_PLACE_S: Final = 30.0  #: how long the folder of the archive may take to be looked at
 _RUNS_MAX: Final = 20  #: one after the other, before the next pause
 #: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
 _LATE_SHARE: Final = 0.05
@@ -118,9 +118,8 @@ async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: boo
         return MoveOutcome(is_due=True, trouble=str(error))
     except OSError as error:
         where = error.filename or terms.to
-        return MoveOutcome(
-            is_due=True, trouble=f"the archive cannot be written, {where}: {error.strerror or error}"
-        )
+        trouble = f"the archive cannot be written, {where}: {error.strerror or error}"
+        return MoveOutcome(is_due=True, trouble=trouble, unwritten=True)
 
 
 async def move_once(ledger: Ledger, projection: Path, default_to: str = "") -> MoveOutcome:
@@ -221,7 +220,13 @@ class Keeper:
         self._default_to = default_to
         self._started_at = ledger.clock.now()
         self._archive = default_to
-        self._trouble = ""
+        self._moved = MoveOutcome()  # by the last look
+        self._away = ""  # why the folder of the archive cannot be used; "": it can
+        self._trouble = ""  # what is told: one of the two
+        self._looked_at: datetime | None = None
+        self._place_up: bool | None = None
+        self._is_looking = False  # a thread looks at the folder of the archive
+        self._place_looks = anyio.CapacityLimiter(1)  # so that no other work's threads are waited for
         self._revision = 0
 
     async def run(self) -> None:
@@ -279,14 +284,19 @@ class Keeper:
             begin, before = now, head
 
     async def _rest(self, terms: Retention, pause_s: float, *, is_full: bool) -> None:
-        """Wait until the next look: sooner where the setting is changed, or a ledger that was not too full is now."""
+        """Wait until the next look: sooner where the setting changes, the folder is back, or the ledger is too full now."""
         clock = self._ledger.clock
         until = clock.monotonic() + pause_s
         while (left_s := until - clock.monotonic()) > 0:
             await asyncio.sleep(min(left_s, _GLANCE_S))
             if await retention_of(self._ledger, self._default_to) != terms:
                 return
-            if not is_full and _wanted(await self._ledger.log.head(), terms):
+            head = await self._ledger.log.head()
+            if not is_full and _wanted(head, terms):
+                return
+            was_away = self._away
+            await self._see_place(terms, head)
+            if was_away and not self._away:
                 return
 
     async def _look(self, terms: Retention) -> MoveOutcome:
@@ -304,15 +314,53 @@ class Keeper:
                 terms.to,
                 moved.first_sequence,
             )
-        if moved.trouble and moved.trouble != self._trouble:
-            logger.warning("%s", moved.trouble)
-        self._trouble = moved.trouble[:_TROUBLE_MAX]
+        self._moved = moved
+        await self._see_place(terms, await self._ledger.log.head())
         return moved
+
+    async def _see_place(self, terms: Retention, head: Head) -> None:
+        """Look whether the folder of the archive is there, and note what is wrong at this moment."""
+        self._away = await self._why_no_place(terms, head)
+        self._place_up = not self._away and not self._moved.unwritten
+        trouble = (self._moved.trouble or self._away)[:_TROUBLE_MAX]
+        if not trouble:
+            self._looked_at = self._ledger.clock.now()
+        elif trouble != self._trouble:
+            logger.warning("%s", trouble)
+        self._trouble = trouble
+
+    async def _why_no_place(self, terms: Retention, head: Head) -> str:
+        """Return why the folder of the archive cannot be used, "" where it can. Raises: what reading the ledger raises."""
+        newest = await newest_archived(self._ledger.log)
+
+        def look() -> None:
+            is_default = terms.to == self._default_to
+            try:
+                is_marked(Path(terms.to), self._ledger.names, head, newest, makes=is_default)
+            finally:
+                self._is_looking = False
+
+        silent = (
+            f"the folder of the archive, {terms.to}, gave no answer within {_PLACE_S:g} s: look at its disk"
+        )
+        if self._is_looking:  # the disk hangs: it holds one thread, and not one more with each look
+            return silent
+        self._is_looking = True
+        try:
+            with anyio.fail_after(_PLACE_S):
+                await anyio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._place_looks)
+        except TimeoutError:
+            return silent
+        except OSError as error:
+            return f"the archive cannot be read, {error.filename or terms.to}: {error.strerror or error}"
+        except RefusedError as error:
+            return str(error)
+        return ""
 
     def _info(self, *, stopped: bool = False) -> WorkerInfo:
         user = self._ledger.leases.user
         return WorkerInfo(
-            worker=f"{user}.{_LEASE}" if user else _LEASE,
+            worker=f"{user}.{KEEPER}" if user else KEEPER,
             host=socket.gethostname(),
             pid=os.getpid(),
             queues=(),
@@ -324,10 +372,11 @@ class Keeper:
             stopped=stopped,
             archive=self._archive,
             trouble=self._trouble,
+            looked_at=self._looked_at,
+            place_up=self._place_up,
         )
 
 
 async def keeper_of(ledger: Ledger) -> WorkerInfo | None:
     """Return the keeper of a ledger, whichever user it connects as; None where nobody is. Raises: ServerUnreachableError."""
-    found = await ledger.leases.all(clients=True)
-    return next((each for each in found if each.worker.split(".")[-1] == _LEASE and not each.stopped), None)
+    return keeper_among(await ledger.leases.all(clients=True))

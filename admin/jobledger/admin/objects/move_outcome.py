@@ -15,6 +15,7 @@ class MoveOutcome(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int = 0  #: of the ledger then
     is_due: bool = False  #: there was something to move
     trouble: str = ""  #: why not as much was moved as should have been; "": it was
+    unwritten: bool = False  #: because the folder of the archive takes nothing
 
     @property
     def goes_on(self) -> bool:

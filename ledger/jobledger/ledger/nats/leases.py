@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 from collections import deque
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, Literal, Protocol
 
@@ -93,6 +94,17 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = (
         ""  #: why a keeper could not move events at its last look; "": it could, or had none to move
     )
+    looked_at: datetime | None = None  #: when a keeper last found nothing wrong; None: it never did
+    place_up: bool | None = None  #: whether a keeper can use its `archive`; None: it has not looked
+
+
+#: What the lease of the keeper of a ledger is named, behind its user.
+KEEPER: Final = "keeper"
+
+
+def keeper_among(found: Iterable[WorkerInfo]) -> WorkerInfo | None:
+    """Return the keeper of a ledger, whichever user it connects as; None where nobody is."""
+    return next((each for each in found if each.worker.split(".")[-1] == KEEPER and not each.stopped), None)
 
 
 def task_word(task: str, version: str) -> str:

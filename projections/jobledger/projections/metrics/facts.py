@@ -20,6 +20,7 @@ from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
 from jobledger.ledger.nats.infos import ConsumerInfo, StreamInfo
+from jobledger.ledger.nats.leases import WorkerInfo, keeper_among
 from jobledger.ledger.nats.streams import deleted_ledger, find_stream
 from jobledger.ledger.throttle import load_of, needed_by_job
 
@@ -57,6 +58,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float | None  #: age of the first event after the position that was asked about; 0 without one
     audited: AuditState | None  #: None where it cannot be read
     now: datetime | None  #: by the server's clock; None where it tells no time
+    keeper: WorkerInfo | None  #: who moves old events into the archive; None where nobody does
 
 
 async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
@@ -77,7 +79,8 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
     stream = await _stream(ledger, ledger.names.ledger_stream)
     state, limit = stream.state, int(stream.config.get("max_bytes", -1))
     timers = await find_stream(ledger.inbox, ledger.names.timers_stream)
-    workers = [info for info in await ledger.leases.all() if not info.stopped]
+    leases = await ledger.leases.all(clients=True)
+    workers = [info for info in leases if info.kind == "worker" and not info.stopped]
     queue_workers: Counter[str] = Counter()
     queue_slots: Counter[str] = Counter()
     for info in workers:
@@ -108,6 +111,7 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
         lag_s=await _lag_s(ledger, position, state.last_sequence, stream.ts),
         audited=await _audited(ledger),
         now=_time(stream.ts),
+        keeper=keeper_among(leases),
     )
 
 

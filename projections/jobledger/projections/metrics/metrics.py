@@ -141,9 +141,10 @@ def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]
 
 
 def audit_metrics(facts: ServerFacts, now: datetime) -> Iterator[Metric]:
-    """Return how the ledger is audited; what never happened has no sample."""
+    """Return how the ledger is audited and kept; what never happened has no sample."""
     audited, now = facts.audited or AuditState(), facts.now or now
-    verified = audited.verified
+    verified, keeper = audited.verified, facts.keeper
+    looked_at = None if keeper is None else keeper.looked_at
     for measure, number in (
         (names.SEALED, audited.sealed_through),
         (names.UNSEALED, audited.unsealed),
@@ -151,6 +152,8 @@ def audit_metrics(facts: ServerFacts, now: datetime) -> Iterator[Metric]:
         (names.VERIFY_AGE, _since_s(None if verified is None else verified.at, now)),
         (names.VERIFY_SOUND, None if verified is None else float(verified.sound)),
         (names.ARCHIVE_AGE, _since_s(audited.archived_at, now)),
+        (names.RETENTION_SUCCESS, None if looked_at is None else looked_at.timestamp()),
+        (names.PLACE_UP, None if keeper is None or keeper.place_up is None else float(keeper.place_up)),
     ):
         yield value(measure, number)
 

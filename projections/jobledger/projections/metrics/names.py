@@ -105,6 +105,16 @@ VERIFY_SOUND: Final = Measure(
 ARCHIVE_AGE: Final = Measure(
     "jobledger_archive_age_seconds", "gauge", "Age of the newest archive run; absent without one."
 )
+RETENTION_SUCCESS: Final = Measure(
+    "jobledger_retention_last_success_timestamp_seconds",
+    "gauge",
+    "When the keeper last found nothing wrong, in Unix time; absent without a keeper.",
+)
+PLACE_UP: Final = Measure(
+    "jobledger_retention_place_up",
+    "gauge",
+    "1 while the keeper can use the folder of the archive, else 0; absent without a keeper.",
+)
 TIMERS_PENDING: Final = Measure("jobledger_timers_pending", "gauge", "Jobs that wait for a moment.")
 TIMERS_STREAM: Final = Measure(
     "jobledger_timers_stream_messages", "gauge", "Messages in the stream of timers."
@@ -386,6 +396,8 @@ EXPORTER_METRICS: Final = (
     VERIFY_AGE,
     VERIFY_SOUND,
     ARCHIVE_AGE,
+    RETENTION_SUCCESS,
+    PLACE_UP,
     TIMERS_PENDING,
     TIMERS_STREAM,
     WORKERS,
