@@ -25,6 +25,7 @@ from jobledger.audit.verify import verify
 from jobledger.gateway.process.children import KeeperChild
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.metrics.exposition import Measure
+from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.retention import EVERY_S_MAX, Retention
 from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
 from jobledger.projections import counting
@@ -346,10 +347,17 @@ async def test_nothing_is_moved_where_the_place_was_taken_away_meanwhile(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    await rig.set(start=0.01, aim=0.0, to="")
+    await rig.set(start=0.01, aim=0.0, to=None)
     await run_jobs(rig.ledger, 20)
     assert "no place is set" in (await rig.move()).trouble
     assert not (tmp_path / MARK).exists()
+
+
+async def test_an_empty_place_takes_none_away(rig: Rig) -> None:
+    await rig.set()
+    with pytest.raises(InvalidInputError, match="to is empty: give the whole path"):
+        SetRetention(to="")
+    assert (await rig.ledger.do(SetRetention(to=None))).terms.to == ""
 
 
 async def test_what_holds_is_shown(rig: Rig) -> None:

@@ -98,9 +98,13 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
     reason: Reason = ""
 
     def __post_init__(self) -> None:
-        """Refuse a wish that changes nothing. Raises: InvalidInputError."""
+        """Refuse a wish that changes nothing, or an empty place. Raises: InvalidInputError."""
         if not self.changes:
             raise InvalidInputError("say what is to change: keep, start, aim, every, max_age or to")
+        if self.to == "":  # an unset variable of a script: it would take the archive's place away
+            raise InvalidInputError(
+                "to is empty: give the whole path of the archive's folder, or none to move nothing from now on"
+            )
 
     @property
     def changes(self) -> dict[str, Any]:
