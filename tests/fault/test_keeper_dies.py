@@ -1,4 +1,4 @@
-"""Rows 62a to 62d: keepers are killed, meet each other, and find their place unmounted, full or closed to writes.
+"""Rows 62a to 62e: keepers are killed, meet each other, and find their place or the server's disk full or away.
 
 Whatever happens, nothing is purged that cannot be read back: the archive and the ledger together are sound, and hold every
 job that ever was.
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.conftest import ServerFactory
 from tests.fault.conftest import ConnectTo
 from tests.support.figures import Recorder
 from tests.support.limits import LIMIT_S
-from tests.support.small_disk import Mount
+from tests.support.small_disk import Mount, Tmpfs
 from tests.support.working import ended, working
 
 from jobledger.admin.keeper import move, retention_of
@@ -31,7 +32,8 @@ from jobledger.audit.archive.chain import read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.verify import Report, verify
 from jobledger.gateway.process.children import KeeperChild
-from jobledger.ledger import Ledger, task
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.model.errors import UnreachableError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -90,6 +92,12 @@ class Rig:
             for job in [await self.ledger.enqueue(work, text="x" * 300) for _ in range(count)]:
                 self.jobs += 1
                 await ended(job)
+
+    async def enqueue_large(self, count: int) -> None:
+        """Enqueue without a worker. Raises: UnreachableError."""
+        for _ in range(count):
+            await self.ledger.enqueue(work, text="x" * 16_000)
+            self.jobs += 1
 
     async def first(self) -> int:
         return (await self.ledger.log.head()).first_sequence
@@ -284,5 +292,55 @@ async def test_a_place_that_is_full_closed_or_unmounted_takes_nothing_from_the_l
         faults=f"{len(faults)}, 0 events purged before the place was back",
         jobs=rig.jobs,
         events=(await rig.ledger.log.head()).last_sequence,
+        now=time.monotonic(),
+    )
+
+
+@pytest.fixture
+def disk(tmp_path: Path, nats_server_binary: str) -> Iterator[Tmpfs]:
+    try:
+        made = Tmpfs(tmp_path, tmp_path / "store" / "jetstream", nats_server_binary, mib=24, room_mib=0)
+    except OSError as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+async def test_a_run_on_a_server_whose_disk_is_full_purges_nothing(
+    disk: Tmpfs, server_factory: ServerFactory, environment: str, tmp_path: Path, record: Recorder
+) -> None:
+    server = server_factory(tmp_path / "store", durability="power", binary=str(disk.binary))
+    await server.start()
+    async with connect(
+        server.url, environment=environment, ledger_bytes_max=8 << 20, append_timeout_s=3.0
+    ) as ledger:
+        rig = Rig(ledger, tmp_path)
+        await rig.begin()
+        await rig.run_jobs(60)
+        await ledger.do(SetRetention(start=0.005, aim=0.0))
+        disk.fill()
+        with pytest.raises(UnreachableError):
+            await rig.enqueue_large(1_000)
+        moved = await rig.move()
+        assert (moved.events, await rig.first()) == (0, 1)
+        assert moved.trouble
+        # As docs/operations.md says: make room, then restart the server.
+        disk.free()
+        await server.stop()
+        await server.start()
+        await rig.run_jobs(1)
+        moved = await rig.move()
+        assert (moved.events > 0, moved.trouble) == (True, "")
+        past = await read_past(ledger.log, (rig.archive,))
+        report = await verify(past.log, witnesses=[ArchiveWitness(past, ledger.log, is_archive=True)])
+        assert report.sound, report.violations
+        # The one that got no answer may be stored all the same.
+        assert rig.jobs <= report.jobs <= rig.jobs + 1
+    record(
+        "62e",
+        "the server's disk is full when a run begins (a small tmpfs), then free",
+        faults="1, 0 events purged until there was room",
+        jobs=report.jobs,
+        events=report.events,
         now=time.monotonic(),
     )
