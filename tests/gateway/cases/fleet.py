@@ -75,7 +75,7 @@ async def retention(asker: Asker) -> None:
     assert (said.json()["terms"]["keep_s"], said.json()["changed_by"]) == (3600.0, "ann")
     assert (await asker.get("/v1/retention"))["terms"] == said.json()["terms"]
     await asker.sees("PUT", "/v1/retention", "JOB_INVALID_INPUT", json={"start": 0.2, "aim": 0.5})
-    await asker.sees("PUT", "/v1/retention", "JOB_INVALID_INPUT", json={"to": ""})
+    await asker.sees("PUT", "/v1/retention", "BAD_REQUEST", json={"to": ""})
     narrow = someone("view", "manage")
     await asker.sees("PUT", "/v1/retention", "JOB_ACCESS_DENIED", who=narrow, json={"keep_s": 60.0})
 
