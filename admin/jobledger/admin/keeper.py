@@ -223,7 +223,7 @@ class Keeper:
         self._moved = MoveOutcome()  # by the last look
         self._away = ""  # why the folder of the archive cannot be used; "": it can
         self._trouble = ""  # what is told: one of the two
-        self._looked_at: datetime | None = None
+        self._looked_at = self._started_at
         self._place_up: bool | None = None
         self._is_looking = False  # a thread looks at the folder of the archive
         self._place_looks = anyio.CapacityLimiter(1)  # so that no other work's threads are waited for

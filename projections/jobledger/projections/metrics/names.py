@@ -108,7 +108,7 @@ ARCHIVE_AGE: Final = Measure(
 RETENTION_SUCCESS: Final = Measure(
     "jobledger_retention_last_success_timestamp_seconds",
     "gauge",
-    "When the keeper last found nothing wrong, in Unix time; absent without a keeper.",
+    "When the keeper last found nothing wrong, or began, in Unix time; absent without a keeper.",
 )
 PLACE_UP: Final = Measure(
     "jobledger_retention_place_up",
