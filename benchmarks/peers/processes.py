@@ -102,14 +102,14 @@ class Child:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else "it said nothing"
 
-    async def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it in order; kill it, and all that it has started, if that takes too long."""
+    async def stop(self, number: int = signal.SIGTERM, *, limit_s: float = _STOP_S) -> None:
+        """End it in order; kill it, and all that it has started, if that takes longer than `limit_s`."""
         pids = family(self.pid)
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), _STOP_S)
+                await asyncio.wait_for(self.process.wait(), limit_s)
         await self.kill(pids)
 
     async def kill(self, pids: Sequence[int] = ()) -> None:

