@@ -109,6 +109,7 @@ BODIES: Final[dict[str, Any]] = {
     "POST /v1/webhooks/{name}/redeliver": {"since": "2026-01-01T00:00:00Z"},
     "PUT /v1/watches/{name}": webhooks.DEEP,
     "PUT /v1/retention": {"keep_s": 3600.0},
+    "POST /v1/owners/{owner}/erase": {"reason": "asked"},
     "POST /v1/schedules/{name}/backfill": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z"},
 }
 #: What handlers ask: each of them fails where a test says so.

@@ -217,6 +217,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "retention set": "tests/integration/test_never_full.py asks it: what it shows depends on bytes and processes",
     "retention show": "as `retention set`",
     "retention run": "as `retention set`",
+    "erase": "tests/integration/test_erase.py asks it: it needs a master key and minutes",
     "backup": "tests/integration/test_backup.py asks it on servers of its own",
     "restore": "as `backup`",
     "cluster show": "it needs several servers; tests/integration/test_replicas.py asks it",

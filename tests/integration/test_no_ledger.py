@@ -106,6 +106,7 @@ WORDS = {
     "ledger resize": "8MiB",
     "upgrade show": "",
     "upgrade finish": "",
+    "erase": "person:17 --reason asked",
     "backup": "FOLDER/backups",
     "retention show": "",
     "retention run": "--once",

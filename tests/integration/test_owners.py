@@ -236,11 +236,11 @@ async def test_a_death_between_marker_and_deletion_leaves_a_key_that_nobody_gets
         assert entry is not None
         wrapped = base64.b64encode(entry.entry.wrapped).decode()
 
-        async def dies(_: str) -> None:
+        async def dies(_: int) -> None:
             raise RuntimeError("killed")
 
         with monkeypatch.context() as patched:
-            patched.setattr(keys, "_erase_older", dies)
+            patched.setattr(keys, "_erase", dies)
             with pytest.raises(RuntimeError):
                 await keys.destroy("person:6", 1, datetime.now(UTC))
         with pytest.raises(ErasedError):

@@ -23,6 +23,7 @@ from jobledger.admin.verbs.jobs import (
 from jobledger.admin.verbs.keys import CreateKey, ListKeys, RevokeKey, RotateKey, ShowKey
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
+from jobledger.admin.verbs.owners import EraseOwner
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
 from jobledger.admin.verbs.retention import SetRetention, ShowRetention
 from jobledger.admin.verbs.routes import EmitToRoute, RemoveRoute, RetryDelivery, ShowRoute, TestRoute
@@ -52,11 +53,14 @@ from jobledger.ledger import Graph, JobRef, Ledger, task
 from jobledger.ledger.access.keys import change_key
 from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.graphs.named import NamedNode
+from jobledger.ledger.masters import MastersHere
 from jobledger.ledger.model import key as keys
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
+from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.task_book import write_tasks
+from jobledger.ledger.owner_key import WrapKey
 
 _RECEIVER: Final = "https://shop.example/in"
 _LATER: Final = datetime(2100, 1, 1, tzinfo=UTC)
@@ -117,6 +121,14 @@ async def graph(ledger: Ledger, name: str) -> None:
     await ledger.graphs.put(letters, by="ann")
 
 
+async def owner(ledger: Ledger, name: str) -> None:
+    """Have an owner who has a key."""
+    keys = ledger.keys
+    assert isinstance(keys, OwnerKeys)
+    keys.masters = MastersHere({"m1": WrapKey(b"k" * 32)})
+    await keys.key_for(f"person:{name}")
+
+
 def hourly(ledger: Ledger, name: str) -> Awaitable[object]:
     """Declare a schedule that ticks each hour."""
     like = Enqueue(ref=JobRef(queue="q", job_id="x"), task="report")
@@ -147,6 +159,7 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ShowWatch: lambda name: ShowWatch(name=name),
     SetRetention: lambda _: SetRetention(keep_s=86400.0, max_age_s=None, to="/srv/ledger-archive"),
     ShowRetention: lambda _: ShowRetention(),
+    EraseOwner: lambda name: EraseOwner(owner=f"person:{name}", request="4711", reason="asked by letter"),
     ShowRoute: lambda name: ShowRoute(route=name),
     RemoveRoute: lambda name: RemoveRoute(route=name, reason="no use"),
     RetryDelivery: lambda name: RetryDelivery(route=name, delivery="d1"),
@@ -192,6 +205,7 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
 #: What comes before, for those that need something to be there.
 BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ResumeJob: (wished(EXAMPLES[PauseJob]),),
+    EraseOwner: (owner,),
     ResumeQueue: (wished(EXAMPLES[PauseQueue]),),
     RemoveLimit: (wished(EXAMPLES[SetLimit]),),
     RemoveWatch: (wished(EXAMPLES[SetWatch]),),

@@ -277,6 +277,11 @@ publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id>.<filter...> | the same, of 
 publish ledger.watch.<watch>.<event> | `watches set`, `watches remove`; a gateway: that one fires
 publish ledger.graph.<graph>.<event> | `graphs put`, `graphs remove`
 publish ledger.retention.main.set | `retention set`
+publish ledger.owner.<kind>.<id>.<event> | `erase`, `owners hold`
+publish $JS.API.STREAM.INFO.KV_KEYS | `erase`: look for the bucket of owners' keys
+publish $JS.API.STREAM.MSG.GET.KV_KEYS | `erase`, `owners show`: read an owner's entry
+publish $KV.KEYS.<kind>.<id> | `erase`: an entry without the key
+publish $JS.API.STREAM.MSG.DELETE.KV_KEYS | `erase`: take the older ones off the disk
 publish ledger.limit.<limit>.<event> | `limits set`, `limits remove`
 publish ledger.queue.<queue>.<event> | `queues pause`, `queues resume`
 publish ledger.access.<key>.<event> | `keys create`, `keys link`, `keys rotate`, `keys revoke`
@@ -368,6 +373,7 @@ publish ledger.webhook.<webhook>.<event> | what is in force of webhooks, said ag
 publish ledger.watch.<watch>.<event> | what is in force of watches, said again
 publish ledger.graph.<graph>.<event> | what is in force of graphs, said again
 publish ledger.retention.main.set | what is in force of retention, said again
+publish ledger.owner.<kind>.<id>.<event> | holds and erasures that are not done, said again
 publish $KV.WORKERS.<keeper> | the lease of the keeper; its name begins with its user
 publish $JS.API.STREAM.INFO.KV_WORKERS | whether another process is the keeper
 publish $JS.API.DIRECT.GET.KV_WORKERS | and which

@@ -157,6 +157,10 @@ SAID: Final[Mapping[str, Any]] = {
         str | None,
         typer.Option("--created-by", metavar="NAME", help="Only jobs that this person or process asked for."),
     ],
+    "owner": Annotated[
+        str | None,
+        typer.Option("--owner", metavar="OWNER", help="Only jobs that hold this owner's data: kind:id."),
+    ],
 }
 State = Annotated[
     JobState | None,

@@ -105,7 +105,7 @@ class Term(NamedTuple):
 
 
 #: Fields of `SaidFilter` that are not compared with a column of the same name.
-_OF_SEVERAL: Final = frozenset({"metadata", "limited_by"})
+_OF_SEVERAL: Final = frozenset({"metadata", "limited_by", "owner"})
 
 
 class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +116,7 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     metadata: tuple[tuple[str, str], ...] = ()  #: every one of these pairs
     limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
     created_by: str | None = None  #: who asked for the job
+    owner: str | None = None  #: whose data the jobs hold, as `person:17`
 
     def __post_init__(self) -> None:
         """Refuse an invalid limit: an empty name, as from an unset variable, would choose every job.
@@ -142,6 +143,9 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
             exact = f" {self.limited_by} "
             begun = exact if ":" in self.limited_by else f" {self.limited_by}:"
             terms.append(Term("limited_by", f"({found} OR {found})", (exact, begun)))
+        if self.owner is not None:  # any of the owner's keys: `0` is what follows `/`
+            sql = "key >= ? AND key < ? AND key <> ''"
+            terms.append(Term("owner", sql, (f"{self.owner}/", f"{self.owner}0")))
         return terms
 
 
@@ -182,7 +186,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             where, values = joined(said)
             of_jobs = f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {where})"  # noqa: S608 - our own columns
             terms.append(Term("", of_jobs, tuple(values)))
-        named = (self.queue, self.task, self.fingerprint, self.said.created_by)
+        named = (self.queue, self.task, self.fingerprint, self.said.created_by, self.said.owner)
         seen = visible(self.visible_queues, self.visible_tasks)
         if self.jobs is None:
             return [*terms, *of_fleet(*named), *seen]
@@ -313,7 +317,15 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _seen(self) -> list[Term]:
         members = [] if self.members or self.run is not None else [Term("members", "parent_id IS NULL")]
-        named = (self.queue, self.task, self.trace_id, self.batch, self.run, self.said.created_by)
+        named = (
+            self.queue,
+            self.task,
+            self.trace_id,
+            self.batch,
+            self.run,
+            self.said.created_by,
+            self.said.owner,
+        )
         fleet = of_fleet(*named, self.id_prefix, self.id_suffix, *self.fingerprints)
         return [*members, *fleet, *visible(self.visible_queues, self.visible_tasks)]
 

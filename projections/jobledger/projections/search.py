@@ -52,6 +52,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "task": Key("the function that it runs", "app.charge", "task"),
     "queue": Key("where it waits", "billing", "queue"),
     "tenant": Key("whom it belongs to", "acme", said="tenant"),
+    "owner": Key("whose data it holds", "person:17", said="owner"),
     "error": Key("type of its newest error", "CardDeclined", "error_type"),
     "since": Key(f"enqueued then or later: {_TIMES}", "2h", "since"),
     "until": Key(f"enqueued before: {_TIMES}", "16:28", "until"),

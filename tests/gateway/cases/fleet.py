@@ -8,6 +8,9 @@ from tests.support.gateway import Asker, send, someone
 from tests.support.working import working
 
 from jobledger.gateway.acts.verification import verify_task
+from jobledger.ledger.masters import MastersHere
+from jobledger.ledger.nats.owner_keys import OwnerKeys
+from jobledger.ledger.owner_key import WrapKey
 
 
 async def looking(asker: Asker) -> None:
@@ -80,4 +83,29 @@ async def retention(asker: Asker) -> None:
     await asker.sees("PUT", "/v1/retention", "JOB_ACCESS_DENIED", who=narrow, json={"keep_s": 60.0})
 
 
-CASES: Final = (looking, the_ledger, checked, subscriptions, retention)
+async def owners(asker: Asker) -> None:
+    await asker.sees("POST", "/v1/owners/person:17/erase", "NOT_FOUND", json={"reason": "asked"})
+    keys = asker.ledger.keys
+    assert isinstance(keys, OwnerKeys)
+    keys.masters = MastersHere({"m1": WrapKey(b"k" * 32)})
+    await keys.key_for("person:17")
+    planned = await asker.sees(
+        "POST", "/v1/owners/person:17/erase", 200, params={"plan": "true"}, json={"reason": "asked"}
+    )
+    assert (planned.json()["state"], planned.json()["key"]) == ("planned", "person:17/1")
+    await asker.sees("POST", "/v1/owners/person:17/erase", "JOB_INVALID_INPUT", json={})
+    narrow = someone("view", "cancel", "review", "manage")
+    await asker.sees(
+        "POST", "/v1/owners/person:17/erase", "JOB_ACCESS_DENIED", who=narrow, json={"reason": "asked"}
+    )
+    begun = await asker.sees(
+        "POST",
+        "/v1/owners/person:17/erase",
+        202,
+        who=someone("erase"),
+        json={"reason": "asked", "request": "4711"},
+    )
+    assert (begun.json()["state"], begun.json()["request"]) == ("erasing", "4711")
+
+
+CASES: Final = (looking, the_ledger, checked, subscriptions, retention, owners)

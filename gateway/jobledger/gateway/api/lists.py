@@ -47,6 +47,7 @@ class EnqueuerFilter(Look, frozen=True, kw_only=True):
     created_by: str | None = None  #: who asked for the job
     metadata: tuple[str, ...] = ()  #: each as `key=value`; repeat it
     limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
+    owner: str | None = None  #: whose data they hold, as `person:17`
 
     def said(self) -> SaidFilter:
         """Return the condition. Raises: ProblemError, InvalidInputError, InvalidTokenError."""

@@ -8,6 +8,7 @@ from jobledger.admin.verbs import graphs as graph_verbs
 from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
+from jobledger.admin.verbs import owners as owner_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import retention as retention_verbs
 from jobledger.admin.verbs import routes as route_verbs
@@ -67,6 +68,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *webhooks.ENDPOINTS,
     *endpoints_of(watch_verbs),
     *endpoints_of(retention_verbs),
+    *endpoints_of(owner_verbs),
     *receive.ENDPOINTS,
     *endpoints_of(route_verbs),
     *routes.ENDPOINTS,

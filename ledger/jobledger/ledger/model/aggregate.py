@@ -51,6 +51,7 @@ Rule = Literal[
     "orphan",  # no child is left open by a run that ended, and no end of a child is left uncounted
     "copied",  # a step that a rerun copied is that of the run it names
     "actor",  # what a job does to others for somebody is recorded as done by whoever made that job
+    "owner",  # no value of an owner's job is in the clear, and the numbers of an owner's keys grow
     "unique",  # no job takes a key or comes alive while another one holds the key
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # events missing at the beginning were archived, and what was unfinished was carried over
@@ -120,7 +121,7 @@ class Aggregate(Generic[E, S]):
         check: Callable[[S | None, E, int], Iterator[Broken]] | None = None,
         keeps: Callable[[E, int], ArchiveBound | None] | None = None,
         keeps_of: tuple[str, ...] = (),
-        removed: type[E] | None = None,
+        removed: type[E] | tuple[type[E], ...] | None = None,
         restated: bool = False,
         again: Callable[[E, int], E] | None = None,
         leaf: Callable[[E], str] | None = None,
@@ -137,7 +138,7 @@ class Aggregate(Generic[E, S]):
             it the newest event of every chain stays.
         `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
         `removed`: declares that people set and remove it, and that each event holds the whole state and may follow
-            itself. So an archive run appends the newest one again instead of keeping it, unless it is of this type.
+            itself. So an archive run appends the newest one again instead of keeping it, unless it is of this type, or of one of these.
         `restated`: the same of what nobody removes.
         `again`: the newest event and its sequence -> that event as it is then appended; without it as it is.
         `leaf`: the last words of an event's subject, where those are more than its type.

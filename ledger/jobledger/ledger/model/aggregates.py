@@ -27,6 +27,7 @@ from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.model.owner import OWNER
 from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.retention import RETENTION
@@ -67,6 +68,7 @@ AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
         DELIVERY,
         GRAPH,
         RETENTION,
+        OWNER,
     )
 }
 

@@ -14,6 +14,7 @@ LedgerError
 │   ├── TaskNotFoundError
 │   ├── LimitNotFoundError
 │   ├── ScheduleNotFoundError
+│   ├── OwnerNotFoundError
 │   └── LedgerNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
 │   ├── AccessDeniedError
@@ -181,6 +182,16 @@ class ScheduleNotFoundError(NotFoundError):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(f"there is no schedule {name!r}; `jobledger schedules list` shows those that are")
+
+
+class OwnerNotFoundError(NotFoundError):
+    """No job of this ledger ever had this owner: there is no key."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        super().__init__(
+            f"owner {owner} has no key: no job of this ledger had this owner, or the bucket of keys is another one"
+        )
 
 
 class LedgerNotFoundError(NotFoundError):

@@ -33,8 +33,15 @@ async def look(log: Log, of: Aggregate[E, S], name: str) -> View[S]:
 
     Raises: InvalidTokenError, UnreachableError, UnknownEventError.
     """
-    check_token(of.name, name)
-    return of.view(*await end_of_chain(log, of.chain(log.names, name)))
+    key = words_of(of, name)
+    for each in key:
+        check_token(of.name, each)
+    return of.view(*await end_of_chain(log, of.chain(log.names, *key)))
+
+
+def words_of(of: Aggregate[E, S], name: str) -> tuple[str, ...]:
+    """Return the words of a name, which stand between colons where a chain is named by more than one."""
+    return tuple(name.split(":", len(of.key) - 1)) if len(of.key) > 1 else (name,)
 
 
 async def change(
@@ -78,11 +85,11 @@ async def states(
     Raises: CorruptLedgerError, UnreachableError.
     """
     known: dict[str, S] = {}
-    subject = of.everything(log.names) if name is None else of.chain(log.names, name)
+    subject = of.everything(log.names) if name is None else of.chain(log.names, *words_of(of, name))
     async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
         async for batch in batches:
             for message in events_among(batch):
-                (key,) = of.key_in(message.subject)
+                key = ":".join(of.key_in(message.subject))
                 known[key] = of.evolve(known.get(key), of.decode(message), message.stream_sequence)
                 yield key, known[key]
 

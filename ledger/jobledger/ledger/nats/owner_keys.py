@@ -267,6 +267,8 @@ class OwnerKeys:
         if not self._is_made:
             await ensure_stream(self._inbox, keys_specification(self._names, self._replicas))
             self._is_made = True
+        if expected:  # a third message would push the oldest out, whose bytes would stay on the disk
+            await self._erase_older(owner)
         subject = self._subject(owner)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         written = Entry(subject, msgspec.json.encode(entry), subject, expected)
@@ -296,6 +298,13 @@ class OwnerKeys:
                 oldest = await api.get_message(self._inbox, self._stream, request)
                 if oldest is None or oldest.stream_sequence >= newest.sequence:
                     return
-                await api.erase_message(self._inbox, self._stream, oldest.stream_sequence)
+                await self._erase(oldest.stream_sequence)
         except (UnreachableError, api.ApiError) as error:
             raise KeyUnavailableError(f"an older key of owner {owner} was not deleted: {error}") from error
+
+    async def _erase(self, sequence: int) -> None:
+        try:
+            await api.erase_message(self._inbox, self._stream, sequence)
+        except api.ApiError:
+            if await api.get_message(self._inbox, self._stream, {"seq": sequence}) is not None:
+                raise  # else somebody else was faster

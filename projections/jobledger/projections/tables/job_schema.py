@@ -12,7 +12,7 @@ from jobledger.projections.statistics.answers import OF_INTEREST
 from jobledger.projections.statistics.held import IS_HELD
 from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
-VERSION: Final = 23  #: of the tables of jobs, runs and their steps: one more whenever a column changes
+VERSION: Final = 24  #: of the tables of jobs, runs and their steps: one more whenever a column changes
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
     "id": text("the job's id, unique within its queue"),
@@ -24,6 +24,7 @@ _OF_ORDER: Final = {
     "batch": text("the batch the job is part of, or empty"),
     "tick": text("the tick of the schedule that made the job, or empty"),
     "correlation": text("the first cause the job belongs to, or empty"),
+    "key": text("the key that seals the job's values, `<owner>/<number>`; empty for a job without an owner"),
 }
 #: Written once, when a job is first seen.
 _FIXED: Final = {
@@ -103,6 +104,7 @@ JOBS: Final = Table(
         Index(("tenant", "created_at"), where="tenant <> ''"),
         Index(("correlation", "created_at"), where="correlation <> ''"),
         Index(("created_by", "created_at"), where="created_by <> ''"),
+        Index(("key",), where="key <> ''"),
         Index(("completed_at",), where="completed_at IS NOT NULL"),
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
         Index(("limits", "since_us", "status"), where=IS_HELD),

@@ -12,15 +12,15 @@ from jobledger.ledger.model.errors import InvalidInputError
 
 #: `view`: see jobs, queues and what happened, without inputs and results; `payloads`: see those; `queue`: add jobs; `run`:
 #: have jobs run now; `cancel`: cancel and retry; `review`: requeue and discard dead letters; `manage`: pause queues, set
-#: limits, schedules and webhooks; `admin`: make and revoke keys.
-Permission = Literal["view", "payloads", "queue", "run", "cancel", "review", "manage", "admin"]
+#: limits, schedules and webhooks; `erase`: erase and hold the data of owners; `admin`: make and revoke keys.
+Permission = Literal["view", "payloads", "queue", "run", "cancel", "review", "manage", "erase", "admin"]
 Role = Literal["viewer", "enqueuer", "operator", "admin"]
 
 PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
 ROLES: Final[Mapping[Role, frozenset[Permission]]] = {
     "viewer": frozenset({"view"}),
     "enqueuer": frozenset({"queue"}),
-    "operator": frozenset(PERMISSIONS) - {"admin"},
+    "operator": frozenset(PERMISSIONS) - {"erase", "admin"},
     "admin": frozenset(PERMISSIONS),
 }
 #: Patterns of one kind that a scope may have.

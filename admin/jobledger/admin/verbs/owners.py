@@ -1,0 +1,81 @@
+"""Owner verbs: erase what is sealed under an owner's key, hold it, and see owners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from jobledger.admin.erasure import Erasure, ErasureWish, erase, plan_erasure
+from jobledger.admin.verbs.kit import Note, Place, Plan, Reason, Told, Verb, option, verb
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.owner import GRACE_S, GRACE_S_MAX, BeginErasing
+from jobledger.ledger.model.times import shown_time
+
+Owner = Annotated[str, option("Whose data: kind:id, as person:17.", "OWNER")]
+_WRITES: Final = ("REFUSED", "JOB_INVALID_INPUT", "LEDGER_FULL", "LEDGER_BUSY")
+_GOES_ON: Final = 202
+
+
+@verb(
+    "erase",
+    "POST /v1/owners/{owner}/erase",
+    permission="erase",
+    summary="Erase the data of an owner",
+    problems=("NOT_FOUND", "PROJECTION_BEHIND", "PROJECTION_UNFIT", *_WRITES),
+    also=(_GOES_ON,),
+    reads_rows=True,
+    has_own_command=True,
+)
+class EraseOwner(Verb[Erasure], frozen=True, kw_only=True):
+    """Destroy the key of an owner, so that nobody can read what was sealed under it, wherever a copy is.
+
+    First nothing new of the owner begins, what waits or runs is cancelled, and dead letters are discarded. The same
+    request goes on with an erasure, also where another process died: until it is done, the answer says when to ask again.
+    """
+
+    owner: Owner
+    request: Annotated[str, option("What asked for it: the number of a letter or of a ticket.", "TEXT")] = ""
+    grace_s: Annotated[
+        float,
+        option(
+            "Time for what cancelled jobs undo, which needs their inputs. (default: 5m)",
+            "SPAN",
+            ge=0,
+            le=GRACE_S_MAX,
+        ),
+    ] = GRACE_S
+    reason: Reason = ""
+    plan: Plan = False
+
+    async def do(self, place: Place) -> Erasure:
+        """Begin it or go on with it. Raises: InvalidInputError without a reason; as `erase`."""
+        if not self.reason and not self.plan:
+            raise InvalidInputError("say why the data is erased: reason is empty")
+        begin = BeginErasing(number=0, grace_s=self.grace_s, request=self.request, reason=self.reason)
+        wish = ErasureWish(self.owner, begin, place.by)
+        return await (plan_erasure if self.plan else erase)(place.ledger, place.rows, wish)
+
+    def status_of(self, found: Erasure) -> int | None:
+        """Say of an erasure that is not done that it goes on."""
+        return _GOES_ON if found.state == "erasing" else None
+
+    def say(self, found: Erasure) -> Iterator[Told]:
+        """Say what became of the key and of the jobs, and what is left."""
+        counts = f"{found.jobs:,} jobs, of these {found.living:,} have not ended, {found.dead_letters:,} are dead letters"
+        match found.state:
+            case "planned":
+                yield f"key {found.key} would be destroyed: {counts}"
+                yield "nothing was changed"
+            case "erasing":
+                assert found.next_at is not None, "an erasure that is not done goes on at some time"
+                what = "is destroyed" if found.destroyed_at is not None else "will be destroyed"
+                yield f"key {found.key} {what}: {counts}"
+                yield f"go on at {shown_time(found.next_at)} or later, by the same command"
+            case "erased":
+                at = "" if found.destroyed_at is None else f" at {shown_time(found.destroyed_at)}"
+                yield f"key {found.key} was destroyed{at}: nobody can read what was sealed under it"
+        if found.state == "erased" and found.masters:
+            yield Note(
+                f"copies of the bucket of keys that were made before can be opened with {', '.join(found.masters)}, until "
+                "you destroy that master key"
+            )
