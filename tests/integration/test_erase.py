@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,17 +12,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.admin import erasure
 from jobledger.admin.erasure import SETTLE_S, Erasure
-from jobledger.admin.verbs.owners import EraseOwner
+from jobledger.admin.owner_export import export_owner
+from jobledger.admin.owners import unfinished_erasures
+from jobledger.admin.rows import Rows
+from jobledger.admin.verbs.owners import EraseOwner, HoldOwnersData, ListOwners, ShowOwner, UnholdOwnersData
 from jobledger.audit.verify import verify
+from jobledger.audit.verify.checker import Checker
 from jobledger.ledger import (
     Context,
     ErasedError,
+    InvalidInputError,
     JobState,
+    KeyUnavailableError,
     Ledger,
     OwnerErasingError,
     OwnerNotFoundError,
@@ -29,7 +37,9 @@ from jobledger.ledger import (
     task,
 )
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.owner import GRACE_S, OWNER, HoldOwner, decide
 from jobledger.ledger.named_values import change
 from jobledger.ledger.nats.owner_keys import OwnerKeys
@@ -81,11 +91,15 @@ async def lasts(context: Context, text: str) -> None:
 TASKS: Final = (greet, fails, lasts)
 
 
-def master(folder: Path) -> str:
-    path = folder / "m1.key"
-    if not path.exists():
-        path.write_text(f"m1 {base64.b64encode(os.urandom(32)).decode()}\n")
-    return f"file:{path}"
+def master(folder: Path, *names: str) -> str:
+    """Return where the master keys of these names are, each made when it is first asked for."""
+    keys = [folder / f"{each}.key" for each in names or ("m1",)]
+    for key in keys:
+        if not key.exists():
+            key.write_text(f"{key.stem} {base64.b64encode(os.urandom(32)).decode()}\n")
+    together = folder / f"{'-'.join(names or ('m1',))}.keys"
+    together.write_text("".join(key.read_text() for key in keys))
+    return f"file:{together}"
 
 
 async def work(ledger: Ledger, *jobs: Any) -> None:
@@ -287,3 +301,156 @@ async def test_an_owner_who_has_no_key_is_not_found(connected: Connect, tmp_path
         with pytest.raises(OwnerNotFoundError):
             await erase(ledger, tmp_path / "jobs.db", EraseOwner(owner="person:17", plan=True))
         assert await events(ledger) == []
+
+
+async def test_owners_are_listed_shown_and_held(connected: Connect, tmp_path: Path) -> None:
+    rows = tmp_path / "jobs.db"
+    async with connected(master_key=master(tmp_path)) as ledger:
+        for person in (17, 18, 19):
+            await ledger.enqueue(greet.options(owner=f"person:{person}", delay_s=3600), text="x")
+        held = await ledger.do(HoldOwnersData(owner="person:18", reason="a lawsuit"), by="dpo")
+        assert (held.state, held.changed_by, held.key, held.master) == ("held", "dpo", "person:18/1", "m1")
+        await erase(ledger, rows)
+        listed = (await ledger.do(ListOwners(), projection=rows)).items
+        assert [(each.owner, each.state, each.jobs) for each in listed] == [
+            ("person:17", "erasing", 1),
+            ("person:18", "held", 1),
+            ("person:19", "open", 1),
+        ]
+        page = await ledger.do(ListOwners(after="person:17", limit=1), projection=rows)
+        assert [each.owner for each in page.items] == ["person:18"]
+        chosen = await ledger.do(ListOwners(state="held"), projection=rows)
+        assert [each.owner for each in chosen.items] == ["person:18"]
+        shown = await ledger.do(ShowOwner(owner="person:17"))
+        assert shown.is_closed
+        assert "`jobledger erase person:17` goes on" in shown.words
+        lifted = await ledger.do(UnholdOwnersData(owner="person:18"), by="dpo")
+        assert lifted.state == "open"
+        with pytest.raises(OwnerNotFoundError):
+            await ledger.do(ShowOwner(owner="person:99"))
+
+
+async def test_an_erasure_that_nobody_ends_is_named(connected: Connect, tmp_path: Path) -> None:
+    clock, rows = Moved(), tmp_path / "jobs.db"
+    async with connected(master_key=master(tmp_path), clock=clock) as ledger:
+        await ledger.enqueue(greet.options(**OWNED), text="x")
+        assert await unfinished_erasures(ledger) == []
+        await erase(ledger, rows)
+        assert await unfinished_erasures(ledger) == []  # it has its time
+        clock.move(GRACE_S + SETTLE_S + 1)
+        assert await unfinished_erasures(ledger) == ["person:17"]
+        await erase(ledger, rows)
+        clock.move(SETTLE_S)
+        await erase(ledger, rows)
+        assert await unfinished_erasures(ledger) == []
+        keys = ledger.keys
+        assert isinstance(keys, OwnerKeys)
+        await keys.close("person:17")  # as one that died before it opened the entry again
+        assert await unfinished_erasures(ledger) == ["person:17"]
+        assert "no job of the owner begins yet" in (await ledger.do(ShowOwner(owner="person:17"))).words
+        await erase(ledger, rows)
+        assert await unfinished_erasures(ledger) == []
+
+
+async def test_the_master_key_is_changed_and_the_old_one_forgotten(
+    connected: Connect, nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    first, both, second = [master(tmp_path, *each) for each in (("m1",), ("m2", "m1"), ("m2",))]
+    async with connected(master_key=first) as ledger:
+        jobs = [
+            await ledger.enqueue(greet.options(owner=f"person:{each}"), text=f"{each}") for each in (17, 18)
+        ]
+        await work(ledger, *jobs)
+        old = await wrapped_key(ledger)
+    async with connected(master_key=both) as ledger:
+        keys = ledger.keys
+        assert isinstance(keys, OwnerKeys)
+        with pytest.raises(RefusedError, match="m1 wraps the keys of 2 owners"):
+            await keys.forget_master("m1")
+        assert await keys.rewrap(lambda _: None) == ("m2", 2)
+        assert await keys.rewrap(lambda _: None) == ("m2", 0)
+        assert await keys.forget_master("m1") == 2
+        assert count_on_disk(nats_server, old) == 0
+        assert (await ledger.do(ShowOwner(owner="person:17"))).masters == ("m1", "m2")
+    async with connected(master_key=second) as ledger:
+        assert await (await ledger.job(jobs[0].id)).result() == "hello 17"
+    async with connected(master_key=first) as ledger:
+        with pytest.raises(KeyUnavailableError, match="the master key m2 is not here"):
+            await (await ledger.job(jobs[0].id)).result()
+
+
+async def test_all_that_is_held_of_an_owner_is_written_unsealed(connected: Connect, tmp_path: Path) -> None:
+    large = "Jane" * 50_000
+    async with connected(master_key=master(tmp_path)) as ledger:
+        jobs = [
+            await ledger.enqueue(
+                each.options(id=name, metadata={"who": "Jane"}, **OWNED),
+                text=text,
+            )
+            for name, each, text in (
+                ("small", greet, "Jane"),
+                ("large", greet, large),
+                ("dead", fails, "Jane"),
+            )
+        ]
+        other = await ledger.enqueue(greet.options(id="other", owner="person:18"), text="Joe")
+        await work(ledger, *jobs, other)
+        rows = Rows(ledger, tmp_path / "jobs.db")
+        found = await export_owner(ledger, rows, "person:17", tmp_path / "jane")
+        assert (found.jobs, found.missing) == (3, 0)
+        files = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "jane").rglob("*.json")}
+        assert files.keys() == {"small", "large", "dead"}
+        assert files["small"][0]["input"] == {"text": "Jane"}
+        assert files["small"][0]["metadata"] == {"who": "Jane"}
+        assert files["small"][-1]["result"] == "hello Jane"
+        assert files["large"][-1]["result_ref"] == f"hello {large}"
+        assert files["dead"][2]["error"]["sealed"][0] == "Jane"
+        assert "sealed:" not in json.dumps(files)
+        with pytest.raises(InvalidInputError, match="exists"):
+            await export_owner(ledger, rows, "person:17", tmp_path / "jane")
+        with pytest.raises(OwnerNotFoundError):
+            await export_owner(ledger, rows, "person:99", tmp_path / "nobody")
+        assert not (tmp_path / "nobody").exists()
+
+
+async def test_a_check_tells_of_values_in_the_clear_and_of_late_events(
+    connected: Connect, tmp_path: Path
+) -> None:
+    clock, key = Moved(), master(tmp_path)
+    async with connected(master_key=key, clock=clock) as ledger, connected(master_key=key) as frozen:
+        await frozen.enqueue(greet.options(id="a", **OWNED), text="x")
+        for seconds in (0.0, GRACE_S, SETTLE_S):
+            clock.move(seconds)
+            await erase(ledger, tmp_path / "jobs.db")
+        await frozen.enqueue(greet.options(id="late", **OWNED), text="x")  # it stood still for so long
+        report = await verify(ledger.log)
+        assert (report.sound, report.sealed_late) == (True, 1)
+        assert "1 events name a key that was destroyed before" in report.text()
+        worker = asyncio.create_task(work(ledger, await ledger.job("late")))
+        await worker
+        late = await (await ledger.job("late")).snapshot()
+        assert (late.state, late.cancel_reason) == (JobState.CANCELLED, "erased")
+        checker = Checker(ledger.names)
+        async for batch in ledger.log.read_messages():
+            for message in batch:
+                checker.feed(_in_the_clear(message))
+        opened = checker.finish()
+        assert opened.broken["owner"] == 1
+
+
+def _in_the_clear(message: Message) -> Message:
+    """Return the first event of job `a` with a value that somebody put in the place of the sealed one."""
+    if (
+        not isinstance(message, StoredEvent)
+        or not isinstance(message.event, Queued)
+        or message.event.job != "a"
+    ):
+        return message
+    event = msgspec.structs.replace(message.event, input=msgspec.Raw(b'{"text":"x"}'))
+    return StoredEvent(
+        event=event,
+        data=message.data,
+        stream_sequence=message.stream_sequence,
+        stored_at=message.stored_at,
+        subject=message.subject,
+    )

@@ -23,7 +23,7 @@ from jobledger.admin.verbs.jobs import (
 from jobledger.admin.verbs.keys import CreateKey, ListKeys, RevokeKey, RotateKey, ShowKey
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
-from jobledger.admin.verbs.owners import EraseOwner
+from jobledger.admin.verbs.owners import EraseOwner, HoldOwnersData, ListOwners, ShowOwner, UnholdOwnersData
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
 from jobledger.admin.verbs.retention import SetRetention, ShowRetention
 from jobledger.admin.verbs.routes import EmitToRoute, RemoveRoute, RetryDelivery, ShowRoute, TestRoute
@@ -159,6 +159,10 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ShowWatch: lambda name: ShowWatch(name=name),
     SetRetention: lambda _: SetRetention(keep_s=86400.0, max_age_s=None, to="/srv/ledger-archive"),
     ShowRetention: lambda _: ShowRetention(),
+    ListOwners: lambda _: ListOwners(),
+    ShowOwner: lambda name: ShowOwner(owner=f"person:{name}"),
+    HoldOwnersData: lambda name: HoldOwnersData(owner=f"person:{name}", until=_LATER, reason="a lawsuit"),
+    UnholdOwnersData: lambda name: UnholdOwnersData(owner=f"person:{name}"),
     EraseOwner: lambda name: EraseOwner(owner=f"person:{name}", request="4711", reason="asked by letter"),
     ShowRoute: lambda name: ShowRoute(route=name),
     RemoveRoute: lambda name: RemoveRoute(route=name, reason="no use"),
@@ -206,6 +210,8 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
 BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ResumeJob: (wished(EXAMPLES[PauseJob]),),
     EraseOwner: (owner,),
+    ShowOwner: (owner,),
+    UnholdOwnersData: (wished(EXAMPLES[HoldOwnersData]),),
     ResumeQueue: (wished(EXAMPLES[PauseQueue]),),
     RemoveLimit: (wished(EXAMPLES[SetLimit]),),
     RemoveWatch: (wished(EXAMPLES[SetWatch]),),

@@ -18,6 +18,7 @@ from jobledger.admin.checks import Check
 from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.held import present
 from jobledger.admin.ledger_room import room_of
+from jobledger.admin.owners import unfinished_erasures
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
 from jobledger.admin.server_pages import Monitor, check_pages
@@ -44,6 +45,7 @@ from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.pauses import agrees, queue_of_work
 from jobledger.ledger.nats.streams import find_stream, require_ledger, specifications, tables_specification
 from jobledger.projections import EventGapError, ProjectionError, Store
@@ -58,6 +60,7 @@ GRANT_WITHIN_S: Final = 3.0
 #: How long a job may wait for its worker after it was admitted; later it is put back.
 START_WITHIN_S: Final = 60.0
 _LOOK_S: Final = 0.1
+_NAMED_MAX: Final = 5
 _UNSTARTED: Final = "SELECT count(*) FROM jobs WHERE status = 'queued' AND limits <> '' AND since_us < ?"
 
 
@@ -244,6 +247,7 @@ async def _look_at_ledger(
         found.append(await _check_beginning(ledger))
         found += await _check_audit(ledger)
         found.append(await _check_retention(ledger))
+        found += await _check_erasures(ledger)
         try:
             path = await rows(ledger).path()
         except InvalidError as error:  # workers in containers need no projection, nor a home folder for one
@@ -359,6 +363,16 @@ def _seals(found: AuditState, now: datetime) -> Check:
         advice = "start the sealer again: `jobledger audit seal --key FILE --follow`"
         return Check(check="seals", status="warn", found=said, advice=advice)
     return Check(check="seals", status="ok", found=said)
+
+
+async def _check_erasures(ledger: Ledger) -> list[Check]:
+    """Name erasures of owners that nobody brought to their end. Raises: UnreachableError, CorruptLedgerError."""
+    if not isinstance(ledger.keys, OwnerKeys) or not (owners := await unfinished_erasures(ledger)):
+        return []
+    more = f" and {len(owners) - _NAMED_MAX:,} more" if len(owners) > _NAMED_MAX else ""
+    said = f"the erasure of {', '.join(owners[:_NAMED_MAX])}{more} is not done"
+    advice = f"`jobledger erase {owners[0]} --reason ...` goes on with it"
+    return [Check(check="erasures", status="warn", found=said, advice=advice)]
 
 
 async def _check_retention(ledger: Ledger) -> Check:

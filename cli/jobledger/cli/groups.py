@@ -39,6 +39,8 @@ SCHEDULES: Final = _group("Declare schedules, see when they tick, pause, trigger
 TIMERS: Final = _group("See and rebuild the timers of jobs that wait for a moment.")
 WORKFLOWS: Final = _group("List workflows and their versions, and check recorded runs against new code.")
 WORKERS: Final = _group("List the workers.")
+OWNERS: Final = _group("List, show and hold owners, whose data is sealed, and change master keys.")
+MASTER: Final = _group("Change the master key that wraps the keys of owners, and let go of an old one.")
 RETENTION: Final = _group("Say how long events stay in the ledger, and move the oldest into an archive.")
 LEDGER: Final = _group("Say how many bytes the ledger may hold.")
 UPGRADE: Final = _group("See which process runs which release, and finish an upgrade.")
@@ -47,3 +49,4 @@ CLUSTER: Final = _group(
 )
 
 EVENTS.add_typer(SUBSCRIPTIONS, name="subscriptions")
+OWNERS.add_typer(MASTER, name="master")

@@ -1,18 +1,20 @@
-"""`jobledger erase`: destroy the key of an owner, and wait until that is done."""
+"""`jobledger erase` and what is done with keys and files of this machine: other commands on owners are verbs."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Final
 
 import anyio
 import typer
 
-from jobledger.admin.erasure import SETTLE_S, Erasure
+from jobledger.admin.erasure import SETTLE_S, Erasure, keys_of
+from jobledger.admin.owner_export import export_owner
 from jobledger.admin.verbs.kit import Place, operator_principal
 from jobledger.admin.verbs.owners import EraseOwner
-from jobledger.cli.command import ROWS, Cli, command
-from jobledger.cli.groups import TOP
+from jobledger.cli.command import LEDGER, ROWS, Cli, command
+from jobledger.cli.groups import MASTER, OWNERS, TOP
 from jobledger.cli.session import operator, stoppable
 from jobledger.cli.times import seconds
 from jobledger.cli.verbs import tell_answer
@@ -20,6 +22,8 @@ from jobledger.ledger.model.owner import GRACE_S, GRACE_S_MAX
 from jobledger.ledger.model.times import shown_time
 
 _Owner = Annotated[str, typer.Argument(metavar="OWNER", help="Whose data: kind:id, as person:17.")]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the files.")]
+_Master = Annotated[str, typer.Argument(metavar="NAME", help="The master key, as `owners show` names it.")]
 _Request = Annotated[
     str,
     typer.Option(
@@ -88,3 +92,50 @@ def _tell_of_wait(cli: Cli, found: Erasure) -> None:
     cli.output.note(
         f"{what} at {shown_time(found.next_at)}; if this is interrupted, run the same command again"
     )
+
+
+@command(OWNERS, "export", takes=ROWS)
+async def export(cli: Cli, *, owner: _Owner, folder: _Folder) -> None:
+    """Write all that the ledger holds of an owner into files, unsealed: give it to who asks for their data.
+
+    It needs the master key. What an archive or another system holds is not among it.
+    """
+    async with stoppable(), cli.ledger() as ledger:
+        found = await export_owner(ledger, cli.rows(ledger), owner, folder)
+    if cli.output.as_json:
+        cli.output.object(found)
+        return
+    cli.output.say(f"{found.events:,} events of {found.jobs:,} jobs of owner {owner} are in {folder}")
+    if found.missing:
+        cli.output.note(f"{found.missing:,} values could not be read: each file says which, and why")
+
+
+@command(MASTER, "rotate", takes=LEDGER)
+async def rotate(cli: Cli) -> None:
+    """Wrap the keys of all owners with the first master key of JOBLEDGER_MASTER_KEY; it needs the others, too.
+
+    Every process must have the new one before. Run it again where it was interrupted.
+    """
+    async with stoppable(), cli.ledger() as ledger:
+        done = await keys_of(ledger).rewrap(lambda count: cli.output.note(f"looked at {count:,} owners"))
+    if cli.output.as_json:
+        cli.output.object({"master": done.master, "changed": done.changed})
+    else:
+        cli.output.say(f"{done.changed:,} keys are wrapped by {done.master} now")
+
+
+@command(MASTER, "forget", takes=LEDGER)
+async def forget(cli: Cli, *, name: _Master) -> None:
+    """Delete from the server's disk what an old master key wrapped, and prove that no key needs it any more.
+
+    Then destroy that master key wherever it is: copies of the bucket of keys that were made before are worth nothing.
+    """
+    async with stoppable(), cli.ledger() as ledger:
+        owners = await keys_of(ledger).forget_master(name)
+    if cli.output.as_json:
+        cli.output.object({"master": name, "owners": owners})
+    else:
+        cli.output.say(
+            f"no key needs {name} any more; it wrapped keys of {owners:,} owners: destroy it wherever it is, and old copies "
+            "of the bucket of keys cannot be opened"
+        )

@@ -106,6 +106,14 @@ async def owners(asker: Asker) -> None:
         json={"reason": "asked", "request": "4711"},
     )
     assert (begun.json()["state"], begun.json()["request"]) == ("erasing", "4711")
+    assert (await asker.get("/v1/owners"))["items"] == [{"owner": "person:17", "state": "erasing", "jobs": 0}]
+    assert (await asker.get("/v1/owners/person:17"))["is_closed"]
+    await asker.sees("GET", "/v1/owners/person:18", "NOT_FOUND")
+    await asker.sees("POST", "/v1/owners/person:17/hold", "REFUSED", json={})
+    await asker.sees("POST", "/v1/owners/person:18/hold", 200, json={"reason": "a lawsuit"})
+    await asker.sees("POST", "/v1/owners/person:18/unhold", 200, json={})
+    await asker.sees("POST", "/v1/owners/person:18/unhold", "REFUSED", json={})
+    await asker.sees("POST", "/v1/owners/person:18/hold", "JOB_ACCESS_DENIED", who=narrow, json={})
 
 
 CASES: Final = (looking, the_ledger, checked, subscriptions, retention, owners)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated, Final
 
 from jobledger.admin.erasure import Erasure, ErasureWish, erase, plan_erasure
-from jobledger.admin.verbs.kit import Note, Place, Plan, Reason, Told, Verb, option, verb
+from jobledger.admin.owners import OwnerInfo, OwnerPhase, Owners, change_owner, list_owners, owner_now
+from jobledger.admin.verbs.kit import Facts, Note, Place, Plan, Reason, Table, Told, Verb, option, verb
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.owner import GRACE_S, GRACE_S_MAX, BeginErasing
+from jobledger.ledger.model.owner import GRACE_S, GRACE_S_MAX, BeginErasing, HoldOwner, UnholdOwner
 from jobledger.ledger.model.times import shown_time
 
 Owner = Annotated[str, option("Whose data: kind:id, as person:17.", "OWNER")]
@@ -79,3 +81,108 @@ class EraseOwner(Verb[Erasure], frozen=True, kw_only=True):
                 f"copies of the bucket of keys that were made before can be opened with {', '.join(found.masters)}, until "
                 "you destroy that master key"
             )
+
+
+@verb(
+    "owners list",
+    "GET /v1/owners",
+    permission="view",
+    summary="List owners",
+    problems=("LEDGER_DAMAGED", "PROJECTION_BEHIND", "PROJECTION_UNFIT"),
+    reads_rows=True,
+    is_list=True,
+)
+class ListOwners(Verb[Owners], frozen=True, kw_only=True):
+    """List owners by their names: those who have jobs in the ledger, and those who are held or erased."""
+
+    state: Annotated[OwnerPhase | None, option("Only these: open, held, erasing or erased.", "STATE")] = None
+    after: Annotated[str, option("Those after this one, for the next page.", "OWNER")] = ""
+    limit: Annotated[int, option("At most so many. (default: 100)", "N", ge=1, le=1_000)] = 100
+
+    async def do(self, place: Place) -> Owners:
+        """List them. Raises: as `list_owners`."""
+        return Owners(items=await list_owners(place.ledger, place.rows, self.state, self.after, self.limit))
+
+    def say(self, found: Owners) -> Iterator[Told]:
+        """Yield a table of them."""
+        if not found.items:
+            yield "there is no such owner"
+            return
+        yield Table(
+            ("owner!", "state", "jobs>"), [(each.owner, each.state, each.jobs) for each in found.items]
+        )
+
+
+class OwnerVerb(Verb[OwnerInfo], frozen=True, kw_only=True):
+    """An act on one owner, or a question about one."""
+
+    owner: Owner
+
+    def say(self, found: OwnerInfo) -> Iterator[Told]:
+        """Say what holds, and who has said so."""
+        yield f"owner {found.owner}: {found.words}"
+        yield Facts(
+            [
+                ("key", found.key or "none"),
+                ("wrapped by", found.master or None),
+                ("destroyed", found.destroyed_at),
+                ("copies open with", ", ".join(found.masters) if found.destroyed_at is not None else None),
+                ("jobs begin", "no" if found.is_closed else None),
+                ("recorded", found.changed_at),
+                ("by", found.changed_by or None),
+                ("reason", found.reason or None),
+            ]
+        )
+
+
+@verb(
+    "owners show",
+    "GET /v1/owners/{owner}",
+    permission="view",
+    summary="Show an owner",
+    problems=("NOT_FOUND", "REFUSED", "JOB_INVALID_INPUT", "LEDGER_DAMAGED"),
+)
+class ShowOwner(OwnerVerb, frozen=True, kw_only=True):
+    """Show an owner: whether the data is held or erased, and which master key wraps the owner's key."""
+
+    async def do(self, place: Place) -> OwnerInfo:
+        """Read it. Raises: as `owner_now`."""
+        return await owner_now(place.ledger, self.owner)
+
+
+@verb(
+    "owners hold",
+    "POST /v1/owners/{owner}/hold",
+    permission="erase",
+    summary="Hold the data of an owner",
+    problems=_WRITES,
+)
+class HoldOwnersData(OwnerVerb, frozen=True, kw_only=True):
+    """Hold the data of an owner: it cannot be erased until the hold ends or is lifted."""
+
+    until: Annotated[
+        datetime | None, option("End the hold at this time, or after a span such as 30d.", "TIME")
+    ] = None
+    reason: Reason = ""
+
+    async def do(self, place: Place) -> OwnerInfo:
+        """Hold it. Raises: as `change_owner`."""
+        command = HoldOwner(until=self.until, reason=self.reason)
+        return await change_owner(place.ledger, self.owner, command, by=place.by)
+
+
+@verb(
+    "owners unhold",
+    "POST /v1/owners/{owner}/unhold",
+    permission="erase",
+    summary="Lift the hold of an owner's data",
+    problems=_WRITES,
+)
+class UnholdOwnersData(OwnerVerb, frozen=True, kw_only=True):
+    """Lift the hold of an owner's data: it may be erased again."""
+
+    reason: Reason = ""
+
+    async def do(self, place: Place) -> OwnerInfo:
+        """Lift it. Raises: as `change_owner`."""
+        return await change_owner(place.ledger, self.owner, UnholdOwner(reason=self.reason), by=place.by)

@@ -20,6 +20,7 @@ from jobledger.audit.verify.findings import Findings
 from jobledger.audit.verify.grants import GrantRules
 from jobledger.audit.verify.links import broken_link
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expectation, JobName
+from jobledger.audit.verify.owners import OwnerRule
 from jobledger.audit.verify.records import JOB_RECORDS, Open, Record, grown, last_sequence, pack, unpack
 from jobledger.audit.verify.report import CrossCheck, LargeValues, Report, Violation
 from jobledger.audit.verify.rules import broken_at_end, broken_rule, early
@@ -39,6 +40,7 @@ from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.model.owner import OWNER
 from jobledger.ledger.model.reactor import Archived, LimitInForce, Restored, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
@@ -138,6 +140,7 @@ class Checker:
         )
         self._unique = UniqueRule(self._others[UNIQUE.name], self._jobs, from_start=from_sequence == 1)
         self._actors = ActorRule()
+        self._owners = OwnerRule(self._others[OWNER.name])
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
@@ -206,6 +209,9 @@ class Checker:
             self._follow(name, record, stored, digest)
         for broken in self._actors.job(event):
             self._note(stored, *broken)
+        if event.key:
+            for broken in self._owners.job(event):
+                self._note(stored, *broken)
         if self._knows_past:
             for broken in self._unique.job(event):
                 self._note(stored, *broken)
@@ -497,6 +503,7 @@ class Checker:
             archived_through=archived.through_sequence if archived is not None else 0,
             timers_pending=timers_pending,
             times=self._times.found,
+            sealed_late=self._owners.late,
             large_values=self.large_values,
             acknowledged=self.set_aside.listed(self._options.violations_max),
             acknowledged_count=len(self.set_aside.accepted),

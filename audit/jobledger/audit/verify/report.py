@@ -125,6 +125,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     )
     timers_pending: int  #: jobs that wait for a moment
     times: Times = Times()  #: how the server's times of storing fit the events
+    sealed_late: int = 0  #: events that name a key of an owner which was recorded as destroyed before
     large_values: LargeValues = LargeValues()
     acknowledged: tuple[
         AcknowledgedMessage, ...
@@ -151,6 +152,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if self.acknowledged_count > _SHOWN_MAX:
             lines.append(f"acknowledged: {self.acknowledged_count - _SHOWN_MAX:,} more")
         lines.extend(f"notice: {notice}" for notice in self.times.notices())
+        if self.sealed_late:
+            lines.append(
+                f"notice: {self.sealed_late:,} events name a key that was destroyed before: nobody can read their values"
+            )
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         lines.extend(self._proven())
         lines.extend(f"not proven: {sentence}" for sentence in self.not_proven)

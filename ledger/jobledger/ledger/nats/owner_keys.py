@@ -13,9 +13,9 @@ import functools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from jobledger.ledger.model.errors import (
     KeyUnavailableError,
     LedgerFullError,
     OwnerErasingError,
+    RefusedError,
     UnreachableError,
     WrongSequenceError,
 )
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 CACHE_S: Final = 60.0
 _CACHE_MAX: Final = 10_000
 _RACES_MAX: Final = 8
+_TOLD_EACH: Final = 1_000
 #: Older messages of one entry: the bucket keeps two, and each call deletes what it finds.
 _OLDER_MAX: Final = 16
 _NO_MASTER: Final = (
@@ -70,6 +72,13 @@ class FoundEntry(msgspec.Struct, frozen=True):
 
     entry: KeyEntry
     sequence: int
+
+
+class RewrappedKeys(NamedTuple):
+    """What came of wrapping the keys with another master key."""
+
+    master: str  #: the master key that wraps now
+    changed: int  #: how many owners' keys another one wrapped before
 
 
 class OwnerKeys:
@@ -199,6 +208,88 @@ class OwnerKeys:
 
         await self._change(owner, opened)
         await self._erase_older(owner)
+
+    # Master keys.
+
+    async def rewrap(self, told: Callable[[int], None]) -> RewrappedKeys:
+        """Wrap each key with the newest master key; safe to repeat, also after a death in between.
+
+        `told` gets the number of entries looked at, now and then.
+
+        Raises: ConfigurationError, KeyUnavailableError, SealBrokenError; WrongSequenceError after too many lost races.
+        """
+        masters = self._masters_here()
+        newest = (await masters.wrap(bytes(32), b"which")).master
+        looked_at = changed = 0
+        async for owner, found in self.entries():
+            changed += await self._rewrap(owner, found, newest)
+            looked_at += 1
+            if looked_at % _TOLD_EACH == 0:
+                told(looked_at)
+        return RewrappedKeys(newest, changed)
+
+    async def _rewrap(self, owner: str, found: FoundEntry, newest: str) -> bool:
+        """Wrap one owner's key with the newest master key; return whether another one wrapped it."""
+        now: FoundEntry | None = found
+        for _ in range(_RACES_MAX):
+            if now is None or not now.entry.wrapped or now.entry.master == newest:
+                return False
+            try:
+                await self._put(owner, await self._rewrapped(owner, now.entry), now.sequence)
+            except WrongSequenceError:
+                now = await self.entry(owner)
+                continue
+            return True
+        raise WrongSequenceError(self._subject(owner), found.sequence)
+
+    async def _rewrapped(self, owner: str, entry: KeyEntry) -> KeyEntry:
+        masters, about = self._masters_here(), self._about(owner, entry.number)
+        secret = await masters.unwrap(entry.master, entry.wrapped, about)
+        master, wrapped = await masters.wrap(secret, about)
+        known = tuple(dict.fromkeys((*entry.masters, master)))
+        return msgspec.structs.replace(entry, wrapped=wrapped, master=master, masters=known)
+
+    async def forget_master(self, name: str) -> int:
+        """Delete what a master key wrapped of old messages from the server's disk; return of how many owners.
+
+        Raises: RefusedError while it wraps the newest key of an owner; KeyUnavailableError.
+        """
+        used, count = 0, 0
+        async for _, found in self.entries():
+            used += found.entry.master == name
+        if used:
+            raise RefusedError(
+                f"the master key {name} wraps the keys of {used:,} owners: `jobledger owners master rotate` first"
+            )
+        async for owner, found in self.entries():
+            if name in found.entry.masters:
+                await self._erase_older(owner)
+                count += 1
+        return count
+
+    async def entries(self) -> AsyncGenerator[tuple[str, FoundEntry], None]:
+        """Yield each owner with the newest entry, the one that was changed longest ago first.
+
+        An entry that is changed meanwhile comes again.
+
+        Raises: KeyUnavailableError.
+        """
+        sequence = 1
+        while True:
+            request = {"seq": sequence, "next_by_subj": f"{self._prefix}>"}
+            try:
+                message = await api.get_message(self._inbox, self._stream, request)
+            except (UnreachableError, api.ApiError) as error:
+                raise KeyUnavailableError(
+                    f"the bucket {self._names.keys_bucket} gave no answer: {error}"
+                ) from error
+            if message is None:
+                return
+            sequence = message.stream_sequence + 1
+            owner = message.subject.removeprefix(self._prefix).replace(".", ":", 1)
+            found = await self.entry(owner)
+            if found is not None and found.sequence == message.stream_sequence:
+                yield owner, found
 
     # The parts.
 

@@ -1,0 +1,163 @@
+"""Owners as a person sees them: which there are, what is held or erased, and with which master key."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jobledger.admin.erasure import SETTLE_S, keys_of
+from jobledger.admin.rows import Rows
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.errors import OwnerNotFoundError
+from jobledger.ledger.model.named_chain import look, newest
+from jobledger.ledger.model.owner import (
+    OWNER,
+    OwnerCommand,
+    OwnerErased,
+    OwnerErasing,
+    OwnerHeld,
+    OwnerState,
+    decide,
+    held_words,
+)
+from jobledger.ledger.model.seals import check_owner, owner_of
+from jobledger.ledger.named_values import change
+from jobledger.ledger.nats.owner_keys import KeyEntry
+
+OwnerPhase = Literal["open", "held", "erasing", "erased"]
+
+
+class OwnerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One owner in a list."""
+
+    owner: str
+    state: OwnerPhase
+    jobs: int  #: that the ledger has
+
+
+class Owners(msgspec.Struct, frozen=True, kw_only=True):
+    """Owners, by their names."""
+
+    items: list[OwnerLine]
+
+
+class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One owner."""
+
+    owner: str
+    state: OwnerPhase
+    words: str  #: the same for a person, with who, when and why
+    key: str  #: the newest key, `<owner>/<number>`; "": none
+    master: str  #: the master key that wraps it; "" where it is destroyed
+    masters: tuple[
+        str, ...
+    ]  #: each master key that ever wrapped it: an old copy of it opens with one of these
+    destroyed_at: Moment | None  #: when the newest key was destroyed
+    is_closed: bool  #: no job of the owner begins
+    changed_at: Moment | None  #: when the state was recorded; None: nothing ever was
+    changed_by: str
+    reason: str
+    sequence: int  #: stream sequence of that; 0: nothing ever was
+
+
+async def change_owner(ledger: Ledger, owner: str, command: OwnerCommand, *, by: str) -> OwnerInfo:
+    """Record what follows from a command, and return the owner after that. Raises: as `decide`, what appending raises."""
+    check_owner(owner)
+    await change(ledger, OWNER, owner, lambda before, stamp: decide(owner, before, command, stamp), by=by)
+    return await owner_now(ledger, owner)
+
+
+async def owner_now(ledger: Ledger, owner: str) -> OwnerInfo:
+    """Return an owner as ledger and bucket of keys say now.
+
+    Raises: InvalidInputError, OwnerNotFoundError; RefusedError where the ledger does not have the keys; UnreachableError.
+    """
+    check_owner(owner)
+    state: OwnerState | None = (await look(ledger.log, OWNER, owner)).state
+    found = await keys_of(ledger).entry(owner)
+    if state is None and found is None:
+        raise OwnerNotFoundError(owner)
+    entry = KeyEntry(number=0) if found is None else found.entry
+    event = None if state is None else state.event
+    return OwnerInfo(
+        owner=owner,
+        state=phase_of(state, ledger),
+        words=_words(owner, state, entry, ledger),
+        key=f"{owner}/{entry.number}" if entry.number else "",
+        master=entry.master,
+        masters=entry.masters,
+        destroyed_at=entry.erased_at,
+        is_closed=entry.closed,
+        changed_at=None if event is None else event.at,
+        changed_by="" if event is None else event.by,
+        reason="" if event is None else event.reason,
+        sequence=0 if state is None else state.sequence,
+    )
+
+
+def phase_of(state: OwnerState | None, ledger: Ledger) -> OwnerPhase:
+    """Return the state of an owner in a word."""
+    if state is None:
+        return "open"
+    match state.event:
+        case OwnerErasing():
+            return "erasing"
+        case OwnerErased():
+            return "erased"
+        case _:
+            return "open" if state.held(ledger.clock.now()) is None else "held"
+
+
+def _words(owner: str, state: OwnerState | None, entry: KeyEntry, ledger: Ledger) -> str:
+    event = None if state is None else state.event
+    again = f"; `jobledger erase {owner}` goes on"
+    match event:
+        case OwnerErasing(number=number):
+            return f"key {owner}/{number} is being destroyed{again}"
+        case OwnerErased(number=number) if entry.closed:
+            return f"key {owner}/{number} is destroyed, and no job of the owner begins yet{again}"
+        case OwnerErased(number=number):
+            return f"key {owner}/{number} is destroyed" + (
+                "" if entry.number == number else "; there is a new one"
+            )
+        case OwnerHeld() if phase_of(state, ledger) == "held":
+            return held_words(event)
+        case _:
+            return "nothing is held or erased"
+
+
+async def list_owners(
+    ledger: Ledger, rows: Rows, state: OwnerPhase | None, after: str, limit: int
+) -> list[OwnerLine]:
+    """Return owners in the order of their names, those after a name; of a state, or all that have jobs or a state.
+
+    Raises: ProjectionError, UnreachableError, CorruptLedgerError.
+    """
+    states = await newest(ledger.log, OWNER)
+    sql = "SELECT key, count(*) FROM jobs WHERE key > ? AND key <> '' GROUP BY key ORDER BY key"
+    jobs: dict[str, int] = {}
+    async with rows.opened() as view:
+        for key, count in view.store.select(sql, (f"{after}0" if after else "",)):
+            jobs[owner_of(key)] = jobs.get(owner_of(key), 0) + count
+    lines = (
+        OwnerLine(owner=each, state=phase_of(states.get(each), ledger), jobs=jobs.get(each, 0))
+        for each in sorted({*jobs, *states})
+        if each > after
+    )
+    return [each for each in lines if state is None or each.state == state][:limit]
+
+
+async def unfinished_erasures(ledger: Ledger) -> list[str]:
+    """Return the owners whose erasure is not done though it could be. Raises: UnreachableError, CorruptLedgerError."""
+    now, found = ledger.clock.now(), list[str]()
+    for owner, state in (await newest(ledger.log, OWNER)).items():
+        if state.erasing is not None:
+            late = (now - state.erasing.destroys_at).total_seconds() > SETTLE_S
+            found += [owner] if late else []
+        elif isinstance(state.event, OwnerErased):
+            entry = await keys_of(ledger).entry(owner)
+            if entry is not None and entry.entry.closed and entry.entry.number == state.number:
+                found.append(owner)
+    return found
