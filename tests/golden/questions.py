@@ -223,6 +223,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "owners hold": "as `erase`",
     "owners unhold": "as `erase`",
     "owners export": "as `erase`",
+    "owners backup": "as `erase`",
+    "owners restore": "as `erase`",
     "owners master rotate": "as `erase`",
     "owners master forget": "as `erase`",
     "backup": "tests/integration/test_backup.py asks it on servers of its own",

@@ -17,8 +17,10 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.admin import erasure
+from jobledger.admin.backup import back_up
 from jobledger.admin.erasure import SETTLE_S, Erasure
 from jobledger.admin.owner_export import export_owner
+from jobledger.admin.owner_keys_file import bring_keys, keep_keys
 from jobledger.admin.owners import unfinished_erasures
 from jobledger.admin.rows import Rows
 from jobledger.admin.verbs.owners import EraseOwner, HoldOwnersData, ListOwners, ShowOwner, UnholdOwnersData
@@ -43,6 +45,7 @@ from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.owner import GRACE_S, OWNER, HoldOwner, decide
 from jobledger.ledger.named_values import change
 from jobledger.ledger.nats.owner_keys import OwnerKeys
+from jobledger.ledger.nats.snapshots import delete_streams
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
 
@@ -454,3 +457,36 @@ def _in_the_clear(message: Message) -> Message:
         stored_at=message.stored_at,
         subject=message.subject,
     )
+
+
+async def test_keys_are_kept_apart_and_brought_back_but_for_erased_ones(
+    connected: Connect, tmp_path: Path
+) -> None:
+    clock, key, file = Moved(), master(tmp_path), tmp_path / "keys"
+    async with connected(master_key=key, clock=clock) as ledger:
+        kept = await ledger.enqueue(greet.options(owner="person:18"), text="Joe")
+        gone = await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        await work(ledger, kept, gone)
+        assert await keep_keys(ledger, file) == 2
+        with pytest.raises(InvalidInputError, match="exists"):
+            await keep_keys(ledger, file)
+        for seconds in (0.0, GRACE_S, SETTLE_S):
+            clock.move(seconds)
+            await erase(ledger, tmp_path / "jobs.db")
+        backup = await back_up(ledger, tmp_path / "backups")
+        assert f"KV_{ledger.names.keys_bucket}" not in {each.stream for each in backup.backup.streams}
+        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
+        for owner in ("person:17", "person:18"):
+            ledger.keys.forget(owner)  # type: ignore[attr-defined]
+        with pytest.raises(KeyUnavailableError, match="restore it"):
+            await kept.result()
+    async with connected(master_key=key, clock=clock) as ledger:
+        found = await bring_keys(ledger, file)
+        assert (found.owners, found.brought, found.erased) == (2, 2, 1)
+        assert (await bring_keys(ledger, file)).brought == 0
+        assert await (await ledger.job(kept.id)).result() == "hello Joe"
+        with pytest.raises(ErasedError):
+            await (await ledger.job(gone.id)).result()
+        (tmp_path / "other").write_text("{}\n")
+        with pytest.raises(InvalidInputError, match=r"line 1 of .* is no entry of a file of keys"):
+            await bring_keys(ledger, tmp_path / "other")

@@ -112,6 +112,8 @@ WORDS = {
     "owners hold": "person:17",
     "owners unhold": "person:17",
     "owners export": "person:17 FOLDER/person",
+    "owners backup": "FOLDER/keys",
+    "owners restore": "FOLDER/app.py",
     "owners master rotate": "",
     "owners master forget": "m1",
     "backup": "FOLDER/backups",

@@ -286,6 +286,7 @@ async def test_an_archiver_says_again_what_is_in_force(
         ),
         ("watches", "set", "deep", "--figure", "depth", "--above", "100"),
         ("retention", "set", "--keep", "1d"),
+        ("owners", "hold", "person:17"),
         ("graphs", "put", "nightly", "--file", str(graph)),
         ("keys", "create", "ci", "--role", "viewer"),
     )

@@ -51,6 +51,7 @@ from jobledger.ledger import (
     task,
     workflow,
 )
+from jobledger.ledger.masters import MastersHere
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError, TaskNotFoundError
@@ -59,7 +60,9 @@ from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildO
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.api import right_to_read
+from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.snapshots import closed_subjects
+from jobledger.ledger.owner_key import WrapKey
 from jobledger.ledger.throttle import waiting_jobs
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
@@ -492,6 +495,7 @@ class Stage:
         act("watches", "set", "deep", "--figure", "depth", "--above", "100")
         act("watches", "remove", "deep")
         act("retention", "set", "--keep", "1d")
+        self._operate_on_owners()
         graph = self._folder / "graph.json"
         graph.write_text(
             '{"nodes": [{"name": "first", "task": "small", "input": {"number": 1}}]}', encoding="utf-8"
@@ -499,6 +503,30 @@ class Stage:
         act("graphs", "put", "nightly", "--file", str(graph))
         act("graphs", "remove", "nightly")
         act("locks", "list")
+
+    def _operate_on_owners(self) -> None:
+        act = functools.partial(self.command, "Operator")
+        anyio.run(self._own)
+        keys = str(self._folder / "keys")
+        act("owners", "backup", keys)
+        act("owners", "hold", "person:17")
+        act("owners", "unhold", "person:17")
+        act("erase", "person:17", "--grace", "0", "--no-wait", "--reason", "asked")
+        anyio.run(self._lose_keys)
+        act("owners", "restore", keys)
+
+    async def _own(self) -> None:
+        """Have an owner who has a key."""
+        async with connect(self._url, name="nobody") as somebody:
+            keys = somebody.keys
+            assert isinstance(keys, OwnerKeys)
+            keys.masters = MastersHere({"m1": WrapKey(b"k" * 32)})
+            await keys.key_for("person:17")
+
+    async def _lose_keys(self) -> None:
+        """Delete the bucket of owners' keys, so that an operator has to make it."""
+        async with connect(self._url, name="nobody") as somebody:
+            await api(somebody.inbox, "STREAM.DELETE.KV_KEYS", {})
 
     def _operate_on_tables_and_proofs(self) -> None:
         act = functools.partial(self.command, "Operator")

@@ -215,14 +215,16 @@ async def _written(
 
 
 def _order(names: Names) -> Sequence[str]:
-    """Return the streams of a back-up in the order in which they are taken: never the leases, nor the floors of lanes.
+    """Return the streams of a back-up in the order in which they are taken: never the leases, the floors of lanes nor the keys of owners.
 
     Those that follow from the ledger go first: a timer that is not there any more then has its event in the ledger, and
     one that is not there yet is set again, since the consumers begin where they were before all snapshots. Stores of
     values come after the ledger, since each value is stored before the event that names it.
     """
     before = (names.timers_stream, names.advisories_stream, names.dlq_stream)
-    left_out = (*before, names.ledger_stream, f"KV_{names.workers_bucket}", f"KV_{names.lanes_bucket}")
+    # Keys of owners have files of their own: else a destroyed key would be in every older back-up, beside what it seals.
+    buckets = (names.workers_bucket, names.lanes_bucket, names.keys_bucket)
+    left_out = (*before, names.ledger_stream, *(f"KV_{each}" for each in buckets))
     return (*before, names.ledger_stream, *(each for each in names.streams if each not in left_out))
 
 

@@ -280,6 +280,7 @@ publish ledger.retention.main.set | `retention set`
 publish ledger.owner.<kind>.<id>.<event> | `erase`, `owners hold`
 publish $JS.API.STREAM.INFO.KV_KEYS | `erase`: look for the bucket of owners' keys
 publish $JS.API.STREAM.MSG.GET.KV_KEYS | `erase`, `owners show`: read an owner's entry
+publish $JS.API.STREAM.CREATE.KV_KEYS | `owners restore`: make the bucket where it is missing
 publish $KV.KEYS.<kind>.<id> | `erase`: an entry without the key
 publish $JS.API.STREAM.MSG.DELETE.KV_KEYS | `erase`: take the older ones off the disk
 publish ledger.limit.<limit>.<event> | `limits set`, `limits remove`

@@ -241,6 +241,8 @@ COMMANDS: Final = Group(
                 "hold": "verbs:owners",
                 "unhold": "verbs:owners",
                 "export": "owners",
+                "backup": "owners",
+                "restore": "owners",
                 "master": Group(groups.MASTER, {"rotate": "owners", "forget": "owners"}),
             },
         ),

@@ -11,6 +11,7 @@ import typer
 
 from jobledger.admin.erasure import SETTLE_S, Erasure, keys_of
 from jobledger.admin.owner_export import export_owner
+from jobledger.admin.owner_keys_file import bring_keys, keep_keys
 from jobledger.admin.verbs.kit import Place, operator_principal
 from jobledger.admin.verbs.owners import EraseOwner
 from jobledger.cli.command import LEDGER, ROWS, Cli, command
@@ -23,6 +24,8 @@ from jobledger.ledger.model.times import shown_time
 
 _Owner = Annotated[str, typer.Argument(metavar="OWNER", help="Whose data: kind:id, as person:17.")]
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the files.")]
+_NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")]
+_KeysFile = Annotated[Path, typer.Argument(metavar="FILE", help="What `owners backup` wrote.")]
 _Master = Annotated[str, typer.Argument(metavar="NAME", help="The master key, as `owners show` names it.")]
 _Request = Annotated[
     str,
@@ -108,6 +111,36 @@ async def export(cli: Cli, *, owner: _Owner, folder: _Folder) -> None:
     cli.output.say(f"{found.events:,} events of {found.jobs:,} jobs of owner {owner} are in {folder}")
     if found.missing:
         cli.output.note(f"{found.missing:,} values could not be read: each file says which, and why")
+
+
+@command(OWNERS, "backup", takes=LEDGER)
+async def backup(cli: Cli, *, file: _NewFile) -> None:
+    """Write the keys of owners, each wrapped by its master key, into a file; `jobledger backup` leaves them out.
+
+    Keep it apart from back-ups of the ledger, and not for long: who has an old one and its master key can read what
+    was erased since.
+    """
+    async with stoppable(), cli.ledger() as ledger:
+        count = await keep_keys(ledger, file)
+    if cli.output.as_json:
+        cli.output.object({"owners": count, "file": str(file)})
+    else:
+        cli.output.say(f"the keys of {count:,} owners are in {file}")
+
+
+@command(OWNERS, "restore", takes=LEDGER)
+async def restore(cli: Cli, *, file: _KeysFile) -> None:
+    """Bring the keys of owners back who have none here: do it after `jobledger restore`.
+
+    A key stays destroyed where the ledger says that it was erased. The same again is safe.
+    """
+    async with stoppable(), cli.ledger() as ledger:
+        found = await bring_keys(ledger, file)
+    if cli.output.as_json:
+        cli.output.object(found)
+        return
+    gone = f"; {found.erased:,} of them were erased since, and stay so" if found.erased else ""
+    cli.output.say(f"{found.brought:,} of {found.owners:,} owners have their keys again{gone}")
 
 
 @command(MASTER, "rotate", takes=LEDGER)

@@ -291,6 +291,17 @@ class OwnerKeys:
             if found is not None and found.sequence == message.stream_sequence:
                 yield owner, found
 
+    async def bring(self, owner: str, entry: KeyEntry) -> bool:
+        """Write an entry that was kept elsewhere where there is none; return whether there was none.
+
+        Raises: LedgerFullError, KeyUnavailableError.
+        """
+        try:
+            await self._put(owner, entry, 0)
+        except WrongSequenceError:
+            return False
+        return True
+
     # The parts.
 
     def _masters_here(self) -> Masters:

@@ -1,0 +1,105 @@
+"""The keys of owners as a file: kept apart from back-ups of the ledger, and worth nothing without their master key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.erasure import keys_of
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.named_chain import look
+from jobledger.ledger.model.owner import OWNER, OwnerErased, OwnerState
+from jobledger.ledger.model.seals import check_owner
+from jobledger.ledger.nats.owner_keys import KeyEntry
+
+_BYTES_MAX: Final = 1 << 30
+
+
+class KeptEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the file."""
+
+    owner: str
+    environment: str
+    entry: KeyEntry
+
+
+class BroughtKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a file of keys."""
+
+    owners: int  #: that the file has
+    brought: int  #: of these, the ones that the ledger had no key of
+    erased: int  #: of these, the ones whose key was destroyed since: it stays so
+
+
+async def keep_keys(ledger: Ledger, file: Path) -> int:
+    """Write the newest entry of each owner into a new file; return how many.
+
+    Raises: InvalidInputError for a file that exists; RefusedError, KeyUnavailableError, OSError.
+    """
+    lines = [
+        msgspec.json.encode(KeptEntry(owner=owner, environment=ledger.names.environment, entry=found.entry))
+        async for owner, found in keys_of(ledger).entries()
+    ]
+    try:
+        await anyio.to_thread.run_sync(_write, file, lines)
+    except FileExistsError as error:
+        raise InvalidInputError(f"{file} exists: name a new file") from error
+    return len(lines)
+
+
+def _write(file: Path, lines: list[bytes]) -> None:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.writelines(line + b"\n" for line in lines)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+async def bring_keys(ledger: Ledger, file: Path) -> BroughtKeys:
+    """Bring the keys of a file back for the owners of whom the ledger has none; safe to repeat.
+
+    A key that the ledger says was erased is not brought back.
+
+    Raises: InvalidInputError for what is no such file, or of another environment; RefusedError, KeyUnavailableError,
+        UnreachableError, OSError.
+    """
+    keys, entries = keys_of(ledger), await anyio.to_thread.run_sync(_read, file, ledger.names.environment)
+    brought = erased = 0
+    for kept in entries:
+        if await keys.entry(kept.owner) is not None:
+            continue
+        state: OwnerState | None = (await look(ledger.log, OWNER, kept.owner)).state
+        entry = kept.entry
+        if state is not None and isinstance(state.event, OwnerErased) and state.number >= entry.number:
+            at = state.event.destroyed_at
+            entry = KeyEntry(number=state.number, masters=entry.masters, erased_at=at)
+            erased += 1
+        brought += await keys.bring(kept.owner, entry)
+        await asyncio.sleep(0)  # others have their turn, however long the file is
+    return BroughtKeys(owners=len(entries), brought=brought, erased=erased)
+
+
+def _read(file: Path, environment: str) -> list[KeptEntry]:
+    found: list[KeptEntry] = []
+    if file.stat().st_size > _BYTES_MAX:
+        raise InvalidInputError(f"{file} has more than {_BYTES_MAX:,} bytes: it is no file of keys")
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, 1):
+            try:
+                kept = msgspec.json.decode(line, type=KeptEntry)
+                check_owner(kept.owner)
+            except (msgspec.MsgspecError, InvalidInputError) as error:
+                raise InvalidInputError(
+                    f"line {number} of {file} is no entry of a file of keys: nothing was brought back"
+                ) from error
+            if kept.environment != environment:
+                raise InvalidInputError(
+                    f"{file} is of environment {kept.environment!r}, and this ledger of {environment!r}: connect to that one"
+                )
+            found.append(kept)
+    return found
