@@ -35,6 +35,7 @@ from jobledger.ledger import (
     Ledger,
     OwnerErasingError,
     OwnerNotFoundError,
+    ScheduleNotFoundError,
     TaskRegistry,
     task,
 )
@@ -248,9 +249,23 @@ async def test_two_erasures_at_once_are_one(connected: Connect, tmp_path: Path) 
         for seconds in (0.0, GRACE_S, SETTLE_S):
             clock.move(seconds)
             found = await asyncio.gather(erase(one, tmp_path / "one.db"), erase(two, tmp_path / "two.db"))
-            assert found[0].state == found[1].state
-        assert found[0].sequence == found[1].sequence
+            assert (found[0].state, found[0].sequence) == (found[1].state, found[1].sequence)
         assert await events(one) == ["erasing", "erased"]
+
+
+async def test_schedules_of_an_owner_are_removed(connected: Connect, tmp_path: Path) -> None:
+    rows = tmp_path / "jobs.db"
+    async with connected(master_key=master(tmp_path)) as ledger:
+        for name, owner in (("nightly", "person:17"), ("other", "person:18")):
+            await ledger.schedules.add(
+                name, greet.options(owner=owner), input={"text": "Jane"}, every_s=86_400
+            )
+        planned = await erase(ledger, rows, EraseOwner(owner="person:17", plan=True))
+        assert planned.schedules == 1
+        assert (await erase(ledger, rows)).schedules == 0
+        with pytest.raises(ScheduleNotFoundError):
+            await ledger.schedules.get("nightly")
+        assert (await ledger.schedules.get("other")).number == 0
 
 
 async def test_a_job_that_runs_is_asked_to_end(connected: Connect, tmp_path: Path) -> None:

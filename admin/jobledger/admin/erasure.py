@@ -18,7 +18,7 @@ from jobledger.admin.rows import Rows
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.envelope import Moment
-from jobledger.ledger.model.errors import OwnerNotFoundError, RefusedError
+from jobledger.ledger.model.errors import OwnerNotFoundError, RefusedError, ScheduleNotFoundError
 from jobledger.ledger.model.events import Cancelled, Discarded
 from jobledger.ledger.model.job import OPEN_STATES, JobState
 from jobledger.ledger.model.named_chain import look
@@ -35,6 +35,9 @@ REASON: Final = "erased"
 SETTLE_S: Final = CACHE_S + 30.0
 _SETTLE: Final = timedelta(seconds=SETTLE_S)
 _LIVING: Final = tuple(state.value for state in OPEN_STATES)
+_SCHEDULES: Final = (
+    "SELECT name FROM schedules WHERE status <> 'removed' AND json_extract(definition, '$.order.key') = ?"
+)
 _DEAD: Final = (JobState.DEAD_LETTERED.value,)
 
 
@@ -47,6 +50,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int  #: of the owner, sealed under that key, that the ledger has
     living: int  #: of these, the ones that have not ended; most of them were asked to
     dead_letters: int  #: of these, the ones that wait for a person
+    schedules: int  #: that make jobs under that key; they are removed
     cancelled: int  #: of these, the ones that were cancelled or discarded for it; 0 until it is done
     destroyed_at: Moment | None  #: when the key was destroyed; None: it is not yet
     next_at: Moment | None  #: when the same request goes on; None: it is done, or only planned
@@ -68,6 +72,7 @@ class _Counts(NamedTuple):
     jobs: int
     living: list[ChosenJob]
     dead: list[ChosenJob]
+    schedules: list[str]
 
 
 def keys_of(ledger: Ledger) -> OwnerKeys:
@@ -153,7 +158,9 @@ async def _counts(rows: Rows, key: str) -> _Counts:
     """Return how many jobs are sealed under a key, and which of them have not ended or wait for a person."""
     async with rows.opened() as view:
         ((jobs,),) = view.store.select("SELECT count(*) FROM jobs WHERE key = ? AND key <> ''", (key,))
-        return _Counts(int(jobs), *(_chosen(view.store, key, each) for each in (_LIVING, _DEAD)))
+        living, dead = (_chosen(view.store, key, each) for each in (_LIVING, _DEAD))
+        schedules = [name for (name,) in view.store.select(_SCHEDULES, (key,))]
+        return _Counts(int(jobs), living, dead, schedules)
 
 
 def _chosen(store: Store, key: str, states: tuple[str, ...]) -> list[ChosenJob]:
@@ -166,12 +173,15 @@ def _chosen(store: Store, key: str, states: tuple[str, ...]) -> list[ChosenJob]:
 
 
 async def _end_jobs(rows: Rows, key: str, by: str) -> None:
-    """Cancel the jobs that are sealed under a key, and discard its dead letters.
+    """Remove the schedules whose jobs are sealed under a key, cancel these jobs, and discard its dead letters.
 
     Who may erase may have these ended, whatever else they may. A job that another one ended meanwhile is passed over.
     """
     counts = await _counts(rows, key)
     with acting_for(None):
+        for name in counts.schedules:
+            with contextlib.suppress(ScheduleNotFoundError):  # somebody else was faster
+                await rows.ledger.schedules.remove(name, reason=REASON, by=by)
         await perform(rows, cancel_act(REASON, by=by), counts.living, plan=False)
         await perform(rows, discard_act(REASON, by=by), counts.dead, plan=False)
 
@@ -204,6 +214,7 @@ def _shown(owner: str, state: OwnerState, entry: KeyEntry, counts: _Counts) -> E
         jobs=counts.jobs,
         living=len(counts.living),
         dead_letters=len(counts.dead),
+        schedules=len(counts.schedules),
         cancelled=0 if done is None else done.cancelled,
         destroyed_at=destroyed_at,
         next_at=next_at,

@@ -270,7 +270,7 @@ publish hint.cancel.<queue>.<job> | `jobs cancel` of a job that runs
 publish hint.resume.<queue>.<job> | `jobs signal`
 subscribe hint.progress.<queue>.<job> | `enqueue` that waits: its progress
 publish $JS.API.STREAM.MSG.GET.KV_WORKERS | `jobs why`, `locks list`: a worker whose lease is gone
-publish $JS.API.STREAM.MSG.GET.KV_KEYS | `jobs why`, `jobs show`: the key of a job's owner
+publish $JS.API.STREAM.MSG.GET.KV_KEYS | `jobs why`, `jobs show`, `erase`: the key of a job's owner
 publish ledger.webhook.<webhook>.<event> | `webhooks set` and all that changes one; a gateway: that nothing arrives
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id> | the place of a webhook in the ledger
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id>.<filter...> | the same, of one type of event
@@ -279,9 +279,8 @@ publish ledger.graph.<graph>.<event> | `graphs put`, `graphs remove`
 publish ledger.retention.main.set | `retention set`
 publish ledger.owner.<kind>.<id>.<event> | `erase`, `owners hold`
 publish $JS.API.STREAM.INFO.KV_KEYS | `erase`: look for the bucket of owners' keys
-publish $JS.API.STREAM.MSG.GET.KV_KEYS | `erase`, `owners show`: read an owner's entry
 publish $JS.API.STREAM.CREATE.KV_KEYS | `owners restore`: make the bucket where it is missing
-publish $KV.KEYS.<kind>.<id> | `erase`: an entry without the key
+publish $KV.KEYS.<kind>.<owner> | `erase`: an entry without the key
 publish $JS.API.STREAM.MSG.DELETE.KV_KEYS | `erase`: take the older ones off the disk
 publish ledger.limit.<limit>.<event> | `limits set`, `limits remove`
 publish ledger.queue.<queue>.<event> | `queues pause`, `queues resume`

@@ -64,6 +64,7 @@ class EraseOwner(Verb[Erasure], frozen=True, kw_only=True):
     def say(self, found: Erasure) -> Iterator[Told]:
         """Say what became of the key and of the jobs, and what is left."""
         counts = f"{found.jobs:,} jobs, of these {found.living:,} have not ended, {found.dead_letters:,} are dead letters"
+        counts += f"; {found.schedules:,} schedules" if found.schedules else ""
         match found.state:
             case "planned":
                 yield f"key {found.key} would be destroyed: {counts}"

@@ -96,8 +96,9 @@ class OwnerState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def held(self, now: datetime) -> OwnerHeld | None:
         """Return the hold that lasts at a moment; None without one."""
         event = self.event
-        is_held = isinstance(event, OwnerHeld) and (event.until is None or now < event.until)
-        return event if is_held else None
+        if isinstance(event, OwnerHeld) and (event.until is None or now < event.until):
+            return event
+        return None
 
 
 def evolve(_before: OwnerState | None, event: OwnerEvent, stream_sequence: int) -> OwnerState:
