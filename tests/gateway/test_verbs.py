@@ -133,7 +133,7 @@ def test_no_verb_is_missing_without_a_reason() -> None:
 #: Commands that only the owner of the machine or of the code can give; a sentence names them as they are.
 _OF_THE_MACHINE: Final = re.compile(
     r"(audit|backup|restore|ledger|retention|upgrade|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables"
-    r"|keys create|keys rotate|keys login|events subscriptions|demo|routes set|webhooks set|watches set)\b"
+    r"|keys create|keys rotate|keys login|owners master|events subscriptions|demo|routes set|webhooks set|watches set)\b"
 )
 
 

@@ -22,6 +22,7 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 READ: dict[str, dict[str, Any]] = {
     "": {},
     "tenant:acme state:dead": {"said": SaidFilter(tenant="acme"), "states": ("dead_lettered",)},
+    "owner:person:17": {"said": SaidFilter(owner="person:17")},
     "state:queued state:retry_wait": {"states": ("queued", "retry_wait")},
     "state:w state:retry": {"states": ("waiting", "retry_wait")},
     "state:fail": {"states": ("dead_lettered", "retry_wait")},

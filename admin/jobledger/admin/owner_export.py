@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import msgspec
 
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.files import make_folder, open_to_write
 from jobledger.ledger.model.envelope import NO_VALUE, PayloadRef
 from jobledger.ledger.model.errors import (
     ErasedError,
@@ -50,31 +50,34 @@ async def export_owner(ledger: Ledger, rows: Rows, owner: str, folder: Path) -> 
     if not found:
         raise OwnerNotFoundError(owner)
     try:
-        await anyio.to_thread.run_sync(lambda: folder.mkdir(parents=True, mode=0o700))
+        await anyio.to_thread.run_sync(_make_new, folder)
     except FileExistsError as error:
         raise InvalidInputError(f"{folder} exists: name a new folder, lest two exports are mixed") from error
     events = missing = 0
     for queue, job_id in found:
-        unsealing, chain = _Unsealing(ledger), ledger.names.chain(JobRef(queue=queue, job_id=job_id))
+        opener, chain = _Opener(ledger), ledger.names.chain(JobRef(queue=queue, job_id=job_id))
         history = [
-            await unsealing.event(stored.event.key, stored.data)
-            for stored in await ledger.log.read_chain(chain)
+            await opener.event(stored.event.key, stored.data) for stored in await ledger.log.read_chain(chain)
         ]
         await anyio.to_thread.run_sync(_write, folder / queue / f"{job_id}.json", history)
         events += len(history)
-        missing += unsealing.missing
+        missing += opener.missing
     return OwnerExport(owner=owner, jobs=len(found), events=events, missing=missing)
 
 
+def _make_new(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError
+    make_folder(folder)
+
+
 def _write(path: Path, history: list[Any]) -> None:
-    path.parent.mkdir(exist_ok=True, mode=0o700)
-    with path.open("x", encoding="utf-8") as file:
-        path.chmod(0o600)
-        json.dump(history, file, indent=1, ensure_ascii=False)
-        file.write("\n")
+    make_folder(path.parent)
+    with open_to_write(path, "xb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(history), indent=1) + b"\n")
 
 
-class _Unsealing:
+class _Opener:
     """The values of one job's events, wherever in them they are."""
 
     def __init__(self, ledger: Ledger) -> None:

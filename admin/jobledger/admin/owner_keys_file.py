@@ -12,6 +12,7 @@ import msgspec
 
 from jobledger.admin.erasure import keys_of
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.files import open_file, open_to_write
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.owner import OWNER, OwnerErased, OwnerState
@@ -54,7 +55,7 @@ async def keep_keys(ledger: Ledger, file: Path) -> int:
 
 
 def _write(file: Path, lines: list[bytes]) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+    with open_to_write(file, "xb") as opened:
         opened.writelines(line + b"\n" for line in lines)
         opened.flush()
         os.fsync(opened.fileno())
@@ -86,9 +87,7 @@ async def bring_keys(ledger: Ledger, file: Path) -> BroughtKeys:
 
 def _read(file: Path, environment: str) -> list[KeptEntry]:
     found: list[KeptEntry] = []
-    if file.stat().st_size > _BYTES_MAX:
-        raise InvalidInputError(f"{file} has more than {_BYTES_MAX:,} bytes: it is no file of keys")
-    with file.open("rb") as opened:
+    with open_file(file, bytes_max=_BYTES_MAX) as opened:
         for number, line in enumerate(opened, 1):
             try:
                 kept = msgspec.json.decode(line, type=KeptEntry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,6 +25,11 @@ from jobledger.ledger.model.owner import (
 from jobledger.ledger.model.seals import check_owner, owner_of
 from jobledger.ledger.named_values import change
 from jobledger.ledger.nats.owner_keys import KeyEntry
+from jobledger.projections import Store
+
+#: `0` is what follows `/`: all keys of one owner, or all after those.
+_JOBS: Final = "SELECT count(*) FROM jobs WHERE key >= ? AND key < ? AND key <> ''"
+_KEYS: Final = "SELECT DISTINCT key FROM jobs WHERE key >= ? AND key <> '' ORDER BY key LIMIT ?"
 
 OwnerPhase = Literal["open", "held", "erasing", "erased"]
 
@@ -131,22 +136,28 @@ def _words(owner: str, state: OwnerState | None, entry: KeyEntry, ledger: Ledger
 async def list_owners(
     ledger: Ledger, rows: Rows, state: OwnerPhase | None, after: str, limit: int
 ) -> list[OwnerLine]:
-    """Return owners in the order of their names, those after a name; of a state, or all that have jobs or a state.
+    """Return owners in the order of their keys, those after one; of a state, or all that have jobs or a state.
 
     Raises: ProjectionError, UnreachableError, CorruptLedgerError.
     """
     states = await newest(ledger.log, OWNER)
-    sql = "SELECT key, count(*) FROM jobs WHERE key > ? AND key <> '' GROUP BY key ORDER BY key"
-    jobs: dict[str, int] = {}
+    begin = f"{after}/" if after else ""
+    found = {each for each in states if f"{each}/" > begin}
+    lines: list[OwnerLine] = []
     async with rows.opened() as view:
-        for key, count in view.store.select(sql, (f"{after}0" if after else "",)):
-            jobs[owner_of(key)] = jobs.get(owner_of(key), 0) + count
-    lines = (
-        OwnerLine(owner=each, state=phase_of(states.get(each), ledger), jobs=jobs.get(each, 0))
-        for each in sorted({*jobs, *states})
-        if each > after
-    )
-    return [each for each in lines if state is None or each.state == state][:limit]
+        if state in {None, "open"}:  # else something is recorded of each
+            found |= _owners_of_jobs(view.store, after, limit + len(states))
+        for owner in sorted(found, key=lambda each: f"{each}/"):
+            phase = phase_of(states.get(owner), ledger)
+            if len(lines) < limit and state in {None, phase}:
+                ((jobs,),) = view.store.select(_JOBS, (f"{owner}/", f"{owner}0"))
+                lines.append(OwnerLine(owner=owner, state=phase, jobs=jobs))
+    return lines
+
+
+def _owners_of_jobs(store: Store, after: str, limit: int) -> set[str]:
+    """Return the owners of the next keys that jobs have."""
+    return {owner_of(key) for (key,) in store.select(_KEYS, (f"{after}0" if after else "", limit))}
 
 
 async def unfinished_erasures(ledger: Ledger) -> list[str]:
