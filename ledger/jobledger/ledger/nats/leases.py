@@ -94,7 +94,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = (
         ""  #: why a keeper could not move events at its last look; "": it could, or had none to move
     )
-    looked_at: datetime | None = None  #: when a keeper last found nothing wrong, or began; None for all others
+    looked_at: datetime | None = (
+        None  #: when a keeper last found nothing wrong, or began; None for all others
+    )
     place_up: bool | None = None  #: whether a keeper can use its `archive`; None: it has not looked
 
 
