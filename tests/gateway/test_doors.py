@@ -98,6 +98,8 @@ async def test_every_door_does_and_answers_the_same(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
+    needs_rows = declaration.reads_rows and not issubclass(declaration.verb, JobVerb)
+    rows = tmp_path / "rows.db" if needs_rows else None
     async with listening(gateway) as url, connect(url, verify=False) as remote:
 
         async def by_command(wish: Verb[Any]) -> Any:
@@ -110,14 +112,14 @@ async def test_every_door_does_and_answers_the_same(
 
         def blocked(wish: Verb[Any]) -> Any:
             with blocking.connect(ledger.config.url, environment=ledger.names.environment) as made:
-                return made.do(wish)
+                return made.do(wish, projection=rows)
 
         def blocked_remote(wish: Verb[Any]) -> Any:
             with sync.connect(url, verify=False) as made:
                 return made.do(wish)
 
         doors: dict[str, Door] = {
-            "python": ledger.do,
+            "python": lambda wish: ledger.do(wish, projection=rows),
             "blocking": lambda wish: anyio.to_thread.run_sync(blocked, wish),
             "command": by_command,
             "remote": remote.do,

@@ -86,6 +86,7 @@ WORDS: Final = {
     "key": "k",
     "route": "github",
     "delivery": "d1",
+    "owner": "person:17",
 }
 BODIES: Final[dict[str, Any]] = {
     "POST /v1/jobs": {"task": "send"},

@@ -397,6 +397,7 @@ def names(own: Iterable[str], elsewhere: Iterable[str] = ("run",), key: str = "n
             "task": ("send", "stash"),
             "limit": ("api",),
             "route": ("github",),
+            "owner": ("person:17",),
             "delivery": ("d1",),
             "key keys": (key,),
             "key": ("none",),

@@ -211,6 +211,7 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ResumeJob: (wished(EXAMPLES[PauseJob]),),
     EraseOwner: (owner,),
     ShowOwner: (owner,),
+    ListOwners: (wished(lambda _: EXAMPLES[HoldOwnersData]("one")),),
     UnholdOwnersData: (wished(EXAMPLES[HoldOwnersData]),),
     ResumeQueue: (wished(EXAMPLES[PauseQueue]),),
     RemoveLimit: (wished(EXAMPLES[SetLimit]),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import anyio.to_thread
@@ -99,19 +99,14 @@ class _Opener:
         return await self._of(msgspec.json.decode(data), "")
 
     async def _of(self, value: Any, name: str) -> Any:
-        match value:
-            case dict() if value.keys() == _REFS:
-                return await self._stored(value, name)
-            case dict():
-                fields: dict[str, Any] = value
-                return {each: await self._of(found, each) for each, found in fields.items()}
-            case list():
-                items: list[Any] = value
-                return [await self._of(each, name) for each in items]
-            case str():
-                return self._unsealed(value)
-            case _:
-                return value
+        if isinstance(value, dict):
+            fields = cast("dict[str, Any]", value)
+            if fields.keys() == _REFS:
+                return await self._stored(fields, name)
+            return {each: await self._of(found, each) for each, found in fields.items()}
+        if isinstance(value, list):
+            return [await self._of(each, name) for each in cast("list[Any]", value)]
+        return self._unsealed(value) if isinstance(value, str) else value
 
     async def _stored(self, reference: dict[str, Any], name: str) -> Any:
         store = self._ledger.results if name == _RESULTS else self._ledger.inputs

@@ -20,9 +20,9 @@ from jobledger.ledger.model.owner import (
     OwnerHeld,
     OwnerState,
     decide,
-    held_words,
 )
 from jobledger.ledger.model.seals import check_owner, owner_of
+from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.named_values import change
 from jobledger.ledger.nats.owner_keys import KeyEntry
 from jobledger.projections import Store
@@ -128,7 +128,8 @@ def _words(owner: str, state: OwnerState | None, entry: KeyEntry, ledger: Ledger
                 "" if entry.number == number else "; there is a new one"
             )
         case OwnerHeld() if phase_of(state, ledger) == "held":
-            return held_words(event)
+            lasts = "somebody lifts the hold" if event.until is None else shown_time(event.until)
+            return f"the data must be kept until {lasts}"
         case _:
             return "nothing is held or erased"
 

@@ -114,6 +114,9 @@ async def owners(asker: Asker) -> None:
     await asker.sees("POST", "/v1/owners/person:18/unhold", 200, json={})
     await asker.sees("POST", "/v1/owners/person:18/unhold", "REFUSED", json={})
     await asker.sees("POST", "/v1/owners/person:18/hold", "JOB_ACCESS_DENIED", who=narrow, json={})
+    await asker.sees("GET", "/v1/owners/jane@example.org", "JOB_INVALID_INPUT")
+    for act in ("hold", "unhold"):
+        await asker.sees("POST", f"/v1/owners/jane@example.org/{act}", "JOB_INVALID_INPUT", json={})
 
 
 CASES: Final = (looking, the_ledger, checked, subscriptions, retention, owners)

@@ -23,7 +23,7 @@ _GOES_ON: Final = 202
     "POST /v1/owners/{owner}/erase",
     permission="erase",
     summary="Erase the data of an owner",
-    problems=("NOT_FOUND", "PROJECTION_BEHIND", "PROJECTION_UNFIT", *_WRITES),
+    problems=("NOT_FOUND", "PROJECTION_BEHIND", *_WRITES),
     also=(_GOES_ON,),
     reads_rows=True,
     has_own_command=True,
@@ -89,7 +89,7 @@ class EraseOwner(Verb[Erasure], frozen=True, kw_only=True):
     "GET /v1/owners",
     permission="view",
     summary="List owners",
-    problems=("LEDGER_DAMAGED", "PROJECTION_BEHIND", "PROJECTION_UNFIT"),
+    problems=("LEDGER_DAMAGED", "PROJECTION_BEHIND"),
     reads_rows=True,
     is_list=True,
 )
