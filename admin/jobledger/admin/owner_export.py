@@ -105,7 +105,8 @@ class _Opener:
                 return await self._stored(fields, name)
             return {each: await self._of(found, each) for each, found in fields.items()}
         if isinstance(value, list):
-            return [await self._of(each, name) for each in cast("list[Any]", value)]
+            items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+            return [await self._of(each, name) for each in items]
         return self._unsealed(value) if isinstance(value, str) else value
 
     async def _stored(self, reference: dict[str, Any], name: str) -> Any:
