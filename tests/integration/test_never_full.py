@@ -73,12 +73,19 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def keeping(self) -> AsyncGenerator[Keeper]:
-        keeper = Keeper(self.ledger, self.move)
+        at_work = asyncio.Lock()
+
+        async def work() -> MoveOutcome:
+            async with at_work:
+                return await self.move()
+
+        keeper = Keeper(self.ledger, work)
         running = asyncio.create_task(keeper.run())
         try:
             yield keeper
         finally:
-            running.cancel()
+            async with at_work:  # in this process the thread of a run that is cancelled may leave a file open
+                running.cancel()
             await asyncio.wait({running})
 
     async def share(self) -> float:
