@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +109,8 @@ def _table(table: report.Table) -> str:
 
 
 def _marked(ratio: str) -> str:
-    return f"**{ratio}**" if ratio != "-" and float(ratio.replace(",", "")) < 1 else ratio
+    is_less = re.fullmatch(r"0\.\d+", ratio)
+    return f"**{ratio}**" if is_less else ratio
 
 
 def _filled(text: str) -> str:

@@ -23,7 +23,7 @@ class Table(NamedTuple):
 
 def tables(run: Run) -> list[Table]:
     """Return all tables that have figures."""
-    found = [_ratios(run)]
+    found = [_ratios(run), _beside(run, "bullmq")]
     for setting in SETTINGS:
         found += [_sent(run, "bulk", "Bulk enqueue", setting), _sent(run, "single", "One by one", setting)]
         found += [_drains(run, setting), _cpu(run, setting)]
@@ -102,6 +102,26 @@ def _ratios(run: Run) -> Table:
         if name != OURS and set(cells) != {_NONE}:
             rows.append((SYSTEMS[name].title, *cells))
     return Table("jobledger's rate as a multiple of each other's (d.: durable)", heads, rows)
+
+
+def _beside(run: Run, name: str) -> Table:
+    """How many times as fast as one of the others jobledger is, with the spread of the rounds."""
+    measures = {
+        "bulk/s": "bulk enqueue",
+        "single/s": "one by one",
+        **{f"drain {each}/s": f"drain, {each} at once" for each in SYSTEMS[OURS].concurrencies},
+        "two workers/s": "two workers",
+    }
+    rows: list[tuple[str, ...]] = []
+    for figure, words in measures.items():
+        cells: list[str] = []
+        for setting in SETTINGS:
+            found = times_ours(run, name, setting, figure)
+            cells += [amount(statistics.median(found) if found else None, 2), spread(found, 2)]
+        if set(cells) != {_NONE}:
+            rows.append((words, *cells))
+    heads = ("", "plain", "least-most", "durable", "least-most")
+    return Table(f"jobledger's rate as a multiple of {SYSTEMS[name].title}'s", heads, rows)
 
 
 def _drain_ratio(run: Run, name: str, setting: str) -> list[float]:

@@ -169,6 +169,14 @@ class Rig:
                 words = self.workers[0].last_words() if self.workers else "there is no worker"
                 raise FailedError(f"no job started for {limit_s:g} s: {words}")
 
+    async def all_starts(self, first: int, jobs: int) -> list[Start]:
+        """Wait until each of these jobs has started; return the starts as `starts` does.
+
+        The file is read as a whole only when it is long enough: what reads it shares the cores with the jobs.
+        """
+        await self.until(lambda: self.count() >= self.jobs and len(self.starts(first, jobs)) == jobs)
+        return self.starts(first, jobs)
+
     async def until_started(self, count: int) -> None:
         """Wait for so many starts in all."""
         await self.until(lambda: self.count() >= count)
@@ -186,15 +194,14 @@ class Rig:
         await self.until(lambda: self.count() - count >= jobs)
         ran = max(1, jobs - done)
         spent = [cpu_since(each, [pid]) / ran * 1e6 for each, pid in zip(cpu, pids, strict=True)]
-        await self.until(lambda: len(self.starts(before, jobs)) == jobs)
-        return Drained(_rate(self.starts(before, jobs), workers), sum(spent[1:]), spent[0])
+        return Drained(drain_rate(await self.all_starts(before, jobs), workers), sum(spent[1:]), spent[0])
 
     def memory_kib(self) -> float:
         """Return the memory of the server."""
         return memory_kib([self.server.pid])
 
 
-def _rate(starts: list[Start], workers: int) -> float:
+def drain_rate(starts: list[Start], workers: int) -> float:
     """Return the jobs a second of a drain."""
     first_of: dict[int, int] = {}
     for start in starts:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +64,42 @@ def test_a_round_of_jobledger_has_figures_and_a_peer_that_cannot_run_is_told(tmp
     assert max(map(len, ran.stdout.splitlines())) <= 80
     assert list(temporary.iterdir()) == []
     assert _children_of(temporary) == []
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what imports a module of the runner."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return lambda name: importlib.import_module(f"peers.{name}")
+
+
+def test_the_tables_of_the_kept_figures_fit_a_terminal_and_name_each_system(peers: Any) -> None:
+    report, run = peers("report"), json.loads((ROOT / "benchmarks/peers/figures.json").read_text("utf-8"))
+    tables = report.tables(run)
+    lines = [line for table in tables for line in report.text_of(table).splitlines()]
+    assert max(map(len, lines)) <= 80
+    named = {row[0] for table in tables for row in table.rows}
+    systems = peers("systems").SYSTEMS
+    assert {systems[name].title for name in systems if name not in run["missing"]} <= named
+
+
+def test_a_ratio_is_the_median_of_the_rounds_that_have_both(peers: Any) -> None:
+    rounds = [
+        {"jobledger": {"plain": {"bulk/s": ours}}, "rq": {"plain": {"bulk/s": theirs} if theirs else {}}}
+        for ours, theirs in ((100.0, 50.0), (100.0, 400.0), (90.0, 0.0), (60.0, 20.0))
+    ]
+    assert peers("report").times_ours({"rounds": rounds}, "rq", "plain", "bulk/s") == [2.0, 0.25, 3.0]
+
+
+def test_the_rate_of_two_workers_counts_from_the_first_job_of_the_later_one(peers: Any) -> None:
+    rig = peers("rig")
+    alone = [rig.Start(number, 0, number * 1_000_000, 1) for number in range(500)]
+    both = [
+        rig.Start(number, 0, 500_000_000 + (number - 500) * 100_000, 1 + number % 2)
+        for number in range(500, 1000)
+    ]
+    assert rig.drain_rate(alone + both, 2) == pytest.approx(10_000, rel=0.01)
+    assert rig.drain_rate(alone, 1) == pytest.approx(1_000, rel=0.01)
+    late = rig.Start(500, 0, 500_000_000, 2)
+    with pytest.raises(rig.FailedError, match="before the last worker had one"):
+        rig.drain_rate([*alone, late], 2)
