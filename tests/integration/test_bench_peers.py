@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,19 @@ def test_a_round_of_jobledger_has_figures_and_a_peer_that_cannot_run_is_told(tmp
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
+def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Return what imports a module of the runner."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return lambda name: importlib.import_module(f"peers.{name}")
+
+    def module(name: str) -> Any:
+        return importlib.import_module(f"peers.{name}")
+
+    return module
 
 
-def test_the_tables_of_the_kept_figures_fit_a_terminal_and_name_each_system(peers: Any) -> None:
+def test_the_tables_of_the_kept_figures_fit_a_terminal_and_name_each_system(
+    peers: Callable[[str], Any],
+) -> None:
     report, run = peers("report"), json.loads((ROOT / "benchmarks/peers/figures.json").read_text("utf-8"))
     tables = report.tables(run)
     lines = [line for table in tables for line in report.text_of(table).splitlines()]
@@ -83,7 +90,7 @@ def test_the_tables_of_the_kept_figures_fit_a_terminal_and_name_each_system(peer
     assert {systems[name].title for name in systems if name not in run["missing"]} <= named
 
 
-def test_a_ratio_is_the_median_of_the_rounds_that_have_both(peers: Any) -> None:
+def test_a_ratio_is_the_median_of_the_rounds_that_have_both(peers: Callable[[str], Any]) -> None:
     rounds = [
         {"jobledger": {"plain": {"bulk/s": ours}}, "rq": {"plain": {"bulk/s": theirs} if theirs else {}}}
         for ours, theirs in ((100.0, 50.0), (100.0, 400.0), (90.0, 0.0), (60.0, 20.0))
@@ -91,7 +98,9 @@ def test_a_ratio_is_the_median_of_the_rounds_that_have_both(peers: Any) -> None:
     assert peers("report").times_ours({"rounds": rounds}, "rq", "plain", "bulk/s") == [2.0, 0.25, 3.0]
 
 
-def test_the_rate_of_two_workers_counts_from_the_first_job_of_the_later_one(peers: Any) -> None:
+def test_the_rate_of_two_workers_counts_from_the_first_job_of_the_later_one(
+    peers: Callable[[str], Any],
+) -> None:
     rig = peers("rig")
     alone = [rig.Start(number, 0, number * 1_000_000, 1) for number in range(500)]
     both = [
