@@ -140,22 +140,26 @@ class Services:
             return
         command = [self._here(name, word) for word in check["test"][1:]]
         until = began + _seconds(check["interval"]) * check["retries"]
+        said = ""
         while True:
             if process.poll() is not None:
                 sys.exit(f"{name} ended with {process.returncode}: {self._last(name)}")
             if time.monotonic() >= until:
                 break
-            asked = subprocess.run(
-                [_program(command[0]), *command[1:]], env=self._environment(name), capture_output=True, check=False,
-                timeout=_seconds(check["timeout"]) + 5.0,
-            )  # fmt: skip
+            try:
+                asked = subprocess.run(
+                    [_program(command[0]), *command[1:]], env=self._environment(name), capture_output=True, check=False,
+                    timeout=_seconds(check["timeout"]) + 5.0,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as late:
+                said = str(late)
+                continue
             if asked.returncode == 0:
                 print(f"{name} is healthy after {time.monotonic() - began:.1f} s", flush=True)
                 return
+            said = (asked.stdout + asked.stderr).decode()[-300:]
             time.sleep(0.2)
-        sys.exit(
-            f"{name} does not get healthy: {(asked.stdout + asked.stderr).decode()[-300:]} {self._last(name)}"
-        )
+        sys.exit(f"{name} does not get healthy: {said} {self._last(name)}")
 
     def _environment(self, name: str) -> dict[str, str]:
         said = {

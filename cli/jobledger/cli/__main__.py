@@ -28,7 +28,10 @@ def main() -> None:
         from jobledger.cli.main import main as run  # noqa: PLC0415 - slow, so it may be interrupted
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # or Python looks through all of them once more, before it ends and they go anyway
 
 
 def _has_said_version() -> bool:

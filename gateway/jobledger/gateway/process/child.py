@@ -112,8 +112,10 @@ def main() -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # a process manager sends them to all; it starts no programs
     end = socket.socket(fileno=int(descriptor))
+    gc.disable()
     program = _program(name)
     gc.freeze()  # what was imported is never garbage
+    gc.enable()
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
     sys.exit(anyio.run(run, program, end, backend="asyncio", backend_options=options))
 
