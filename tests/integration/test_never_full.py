@@ -35,7 +35,7 @@ from jobledger.projections.metrics.names import PLACE_UP, RETENTION_SUCCESS
 
 pytestmark = pytest.mark.anyio
 SMALL = 256 << 10
-LARGE = 8 << 20
+LARGE = 4 << 20
 
 
 @task(queue="work")
@@ -119,7 +119,7 @@ async def run_jobs(ledger: Ledger, count: int, *, size: int = 300) -> None:
 
 @pytest.mark.timeout(180)
 async def test_ten_ledgers_worth_of_jobs_go_through_one(connected: Connect, tmp_path: Path) -> None:
-    """Large jobs, so that few make ten ledgers: 80 MiB through one of 8 MiB, while a worker runs them.
+    """Large jobs, so that few make ten ledgers: 40 MiB through one of 4 MiB, while a worker runs them.
 
     The ledger is large enough for its load: above `start`, no more than a tenth of its room comes in before the keeper has
     moved events, however long that takes on this machine.
