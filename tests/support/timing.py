@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -91,6 +92,16 @@ async def until(holds: Callable[[], Any], limit_s: float = LIMIT_S) -> None:
                 if await holds():
                     return
             await asyncio.sleep(0.01)
+
+
+async def until_grown(count: Callable[[], Awaitable[int]], aim: int, still_s: float = LIMIT_S) -> None:
+    """Wait until a count is `aim`, as long as that takes; fail where it has not grown for `still_s`."""
+    highest, grew_at = -1, time.monotonic()
+    while (now := await count()) < aim:
+        if now > highest:
+            highest, grew_at = now, time.monotonic()
+        assert time.monotonic() - grew_at < still_s, f"{now} of {aim}, and not one more in {still_s:g} s"
+        await asyncio.sleep(0.05)
 
 
 async def state(job: JobHandle[Any]) -> JobState:
