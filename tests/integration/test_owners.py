@@ -334,9 +334,6 @@ async def test_jobs_of_a_schedule_have_its_owner_and_the_same_again_is_the_same(
 
 
 async def test_hooks_of_a_schedule_with_an_owner_are_refused(connected: Connect, tmp_path: Path) -> None:
-    async def before(moment: datetime) -> dict[str, Any]:
-        return {"person": 1, "text": str(moment)}
-
     async with connected(master_key=master_file(tmp_path, "m1"), seal="all") as ledger:
         like = await ledger.schedules.add("plain", fails, input={"text": WORD}, on_demand=True)
         assert like.definition.order.key == "ledger:default/1"

@@ -103,9 +103,8 @@ class _Answer(msgspec.Struct, frozen=True):
 class KeyService:
     """`Masters` behind a program; one question at a time."""
 
-    names: Final = None  #: the program knows
-
     def __init__(self, command: str) -> None:
+        self.names: tuple[str, ...] | None = None  #: the program knows
         self._command = shlex.split(command)
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()

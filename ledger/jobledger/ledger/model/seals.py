@@ -208,7 +208,8 @@ def _clear(name: str, value: Any, *, is_text: bool) -> str:
         case msgspec.Struct():
             return clear_field(value)
         case tuple():
-            return next((found for each in value if (found := _clear(name, each, is_text=False))), "")
+            members = cast("tuple[Any, ...]", value)
+            return next((found for each in members if (found := _clear(name, each, is_text=False))), "")
         case dict():
             words = cast("dict[str, Any]", value).values()
             return "" if all(_is_word(str(each)) for each in words) else name
