@@ -208,7 +208,7 @@ def _clear(name: str, value: Any, *, is_text: bool) -> str:
         case msgspec.Struct():
             return clear_field(value)
         case tuple():
-            members: tuple[Any, ...] = value
+            members = cast("Collection[Any]", value)
             return next((found for each in members if (found := _clear(name, each, is_text=False))), "")
         case dict():
             words = cast("dict[str, Any]", value).values()
