@@ -259,11 +259,11 @@ class Inline:
         return True
 
     async def put(
-        self, text: bytes, *, what: str, of_group: bool = False
+        self, text: bytes, *, what: str, key: str, of_group: bool = False
     ) -> tuple[msgspec.Raw, PayloadRef | None]:
         return msgspec.Raw(text), None
 
-    async def get(self, value: msgspec.Raw, _reference: PayloadRef | None) -> bytes:
+    async def get(self, value: msgspec.Raw, _reference: PayloadRef | None, *, key: str) -> bytes:
         return bytes(value)
 
 
