@@ -109,6 +109,11 @@ class KeyService:
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
 
+    @property
+    def names(self) -> None:
+        """None: the program knows which it has."""
+        return
+
     async def wrap(self, secret: bytes, about: bytes) -> WrappedSecret:
         """Have a secret wrapped; see `Masters.wrap`."""
         answer = await self._ask({"do": "wrap", "secret": secret, "about": about})
