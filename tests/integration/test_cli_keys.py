@@ -43,7 +43,7 @@ def test_a_key_is_made_listed_shown_rotated_and_revoked(cli: CommandLine) -> Non
     rows = cli.run("keys", "list", "--json", *cli.where).lines
     assert [(row["name"], row["standing"], row["permissions"]) for row in rows] == [
         ("ci", "live", ["view", "queue"]),
-        ("ops", "live", ["view", "payloads", "queue", "run", "cancel", "review", "manage", "admin"]),
+        ("ops", "live", ["view", "payloads", "queue", "run", "cancel", "review", "manage", "erase", "admin"]),
     ]
     assert "sha256" not in rows[0]
     assert "secret" not in rows[0]

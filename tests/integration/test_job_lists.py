@@ -288,7 +288,7 @@ FEW_BY_INDEX = {
     "cause",
     "trace",
 }  #: up to `NAMED_MAX` jobs, whose other conditions are looked at
-LOOKED_AT = {"error", "limit", "batch", "text", "meta.n", "input.number", "", "…"}
+LOOKED_AT = {"error", "limit", "batch", "owner", "text", "meta.n", "input.number", "", "…"}
 TEXTS = {
     **{name: pair(name, key.example) for name, key in KEYS.items()},
     "id": "id:job-0001",
