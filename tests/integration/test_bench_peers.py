@@ -59,7 +59,9 @@ def test_a_round_of_jobledger_has_figures_and_a_peer_that_cannot_run_is_told(tmp
     found = json.loads(file.read_text(encoding="utf-8"))
     (figures,) = (each["jobledger"]["plain"] for each in found["rounds"])
     assert all(figures[name] > 0 for name in RATES), figures
-    assert all(figures[name] >= 0 for name in OTHERS), figures  # so few jobs may be done before a process is looked at
+    assert all(figures[name] >= 0 for name in OTHERS), (
+        figures
+    )  # so few jobs may be done before a process is looked at
     assert figures["rest p50 ms"] <= figures["rest p99 ms"]
     assert "BullMQ" in ran.stderr
     assert {*found["missing"], *found["failed"]} & {"bullmq", "bullmq, plain"}
