@@ -104,7 +104,6 @@ class KeyService:
     """`Masters` behind a program; one question at a time."""
 
     def __init__(self, command: str) -> None:
-        self.names: tuple[str, ...] | None = None  #: the program knows
         self._command = shlex.split(command)
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
