@@ -363,7 +363,7 @@ async def test_an_erasure_that_nobody_ends_is_named(connected: Connect, tmp_path
         assert await unfinished_erasures(ledger) == []
         keys = ledger.keys
         assert isinstance(keys, OwnerKeys)
-        await keys.close("person:17")  # as one that died before it opened the entry again
+        await keys.close("person:17", 1)  # as one that died before it opened the entry again
         assert await unfinished_erasures(ledger) == ["person:17"]
         assert "no job of the owner begins yet" in (await ledger.do(ShowOwner(owner="person:17"))).words
         await erase(ledger, rows)
@@ -505,3 +505,67 @@ async def test_keys_are_kept_apart_and_brought_back_but_for_erased_ones(
         (tmp_path / "other").write_text("{}\n")
         with pytest.raises(InvalidInputError, match=r"line 1 of .* is no entry of a file of keys"):
             await bring_keys(ledger, tmp_path / "other")
+
+
+@pytest.mark.parametrize("then", ["held", "erasing"])
+async def test_keys_come_back_as_the_newest_event_of_their_owner_says(
+    connected: Connect, tmp_path: Path, then: str
+) -> None:
+    clock, key, file = Moved(), master(tmp_path), tmp_path / "keys"
+    async with connected(master_key=key, clock=clock) as ledger:
+        job = await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        await keep_keys(ledger, file)
+        for seconds in (0.0, GRACE_S, SETTLE_S) if then == "held" else (0.0,):
+            clock.move(seconds)
+            await erase(ledger, tmp_path / "jobs.db")
+        if then == "held":
+            await ledger.do(HoldOwnersData(owner="person:17", reason="a lawsuit"), by="dpo")
+        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
+    async with connected(master_key=key, clock=clock) as ledger:
+        found = await bring_keys(ledger, file)
+        assert (found.brought, found.erased) == (1, 1 if then == "held" else 0)
+        job = await ledger.job(job.id)
+        if then == "held":
+            assert await wrapped_key(ledger) == b""
+            with pytest.raises(ErasedError):
+                await ledger.inputs.get((await job.snapshot()).order.input, None, key="person:17/1")
+        else:
+            with pytest.raises(OwnerErasingError):
+                await ledger.enqueue(greet.options(**OWNED), text="Jane")
+
+
+async def test_who_is_late_with_an_erasure_closes_no_later_key(connected: Connect, tmp_path: Path) -> None:
+    async with connected(master_key=master(tmp_path)) as ledger:
+        keys = ledger.keys
+        assert isinstance(keys, OwnerKeys)
+        await keys.key_for("person:17")
+        await keys.close("person:17", 1)
+        await keys.destroy("person:17", 1, ledger.clock.now())
+        await keys.open("person:17", 1)
+        assert (await keys.key_for("person:17")).id == "person:17/2"
+        await keys.close("person:17", 1)  # as one that read the entry before all that
+        keys.forget("person:17")
+        assert (await keys.key_for("person:17")).id == "person:17/2"
+
+
+async def test_a_key_that_was_made_after_the_keys_were_lost_is_erased_too(
+    connected: Connect, tmp_path: Path
+) -> None:
+    clock, key, rows = Moved(), master(tmp_path), tmp_path / "jobs.db"
+    async with connected(master_key=key, clock=clock) as ledger:
+        await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        for seconds in (0.0, GRACE_S, SETTLE_S):
+            clock.move(seconds)
+            await erase(ledger, rows)
+        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
+    async with connected(master_key=key, clock=clock) as ledger:  # nobody brought the keys back
+        back = await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        assert (await back.snapshot()).order.key == "person:17/1"
+        states = list[str]()
+        for seconds in (0.0, GRACE_S, SETTLE_S):
+            clock.move(seconds)
+            states.append((await erase(ledger, rows)).state)
+        assert states == ["erasing", "erasing", "erased"]
+        assert (await back.snapshot()).state is JobState.CANCELLED
+        assert await wrapped_key(ledger) == b""
+        assert await events(ledger) == ["erasing", "erased"] * 2

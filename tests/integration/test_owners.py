@@ -39,6 +39,7 @@ from jobledger.ledger import (
     connect,
     task,
 )
+from jobledger.ledger.masters import KeyService
 from jobledger.ledger.model.commands import Dispatch, Note
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.forms import FORM_FIRST
@@ -195,6 +196,16 @@ async def test_a_worker_without_the_master_key_passes_on_sealed_jobs_alone(
         assert await sealed.result() == "hello x"
 
 
+async def test_who_has_neither_master_key_nor_library_passes_on_sealed_jobs(
+    connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger, connected() as poor:
+        await ledger.enqueue(greet, person=1, text="x")
+        monkeypatch.setitem(sys.modules, "jobledger.ledger.owner_key", None)  # an import of it fails
+        with pytest.raises(KeyUnavailableError, match="this process has no master key"):
+            await poor.keys.key("person:1/1")
+
+
 async def test_a_destroyed_key_is_gone_from_the_disk_and_the_next_one_is_another(
     connected: Connect, nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -276,6 +287,31 @@ async def test_a_program_may_have_the_master_keys(connected: Connect, tmp_path: 
     async with connected(master_key="exec:/nowhere/kms") as ledger:
         with pytest.raises(KeyUnavailableError, match="the program of master keys /nowhere/kms"):
             await ledger.enqueue(greet, person=2, text="x")
+
+
+ECHO_TEXT = """
+import json, sys
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({"secret": asked["wrapped"]}), flush=True)
+"""
+
+
+async def test_an_answer_that_nobody_waited_for_is_no_answer_to_the_next_question(tmp_path: Path) -> None:
+    (tmp_path / "kms.py").write_text(ECHO_TEXT)
+    masters = KeyService(f"{sys.executable} {tmp_path / 'kms.py'}")
+    try:
+        assert await masters.unwrap("k1", b"first", b"") == b"first"
+        given_up = asyncio.create_task(masters.unwrap("k1", b"of a", b"a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its question is with the program
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        assert await masters.unwrap("k1", b"of b", b"b") == b"of b"
+    finally:
+        await masters.close()
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_golden_lines_are_read_and_written_alike(line: bytes) -> None:
         ((ERASING,), BEGIN, ""),
         ((ERASED,), BEGIN, ""),
         ((ERASED,), BeginErasing(number=2), "erasing"),
+        ((ERASED,), BeginErasing(number=1, has_key=True), "erasing"),  # made after the bucket was lost
         ((ERASING,), END, "erased"),
         ((ERASED,), END, ""),  # somebody else was faster
         ((ERASED,), HoldOwner(), "held"),

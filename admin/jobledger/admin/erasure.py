@@ -87,7 +87,7 @@ async def plan_erasure(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure
     keys = keys_of(ledger)
     found = await _entry(keys, wish.owner)
     state: OwnerState | None = (await look(ledger.log, OWNER, wish.owner)).state
-    begin = msgspec.structs.replace(wish.begin, number=found.entry.number)
+    begin = _begin(wish, found.entry)
     event = decide(wish.owner, state, begin, ledger.stamp(wish.by))
     after = state if event is None else OWNER.evolve(state, event, 0)
     assert after is not None, "it is as it was asked to be, or becomes so"
@@ -102,7 +102,7 @@ async def erase(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure:
         have the keys; AccessDeniedError, KeyUnavailableError, ProjectionError; what appending raises.
     """
     keys, owner = keys_of(ledger), wish.owner
-    begin = msgspec.structs.replace(wish.begin, number=(await _entry(keys, owner)).entry.number)
+    begin = _begin(wish, (await _entry(keys, owner)).entry)
     changed = await change(
         ledger, OWNER, owner, lambda before, stamp: decide(owner, before, begin, stamp), by=wish.by
     )
@@ -119,8 +119,7 @@ async def _go_on(ledger: Ledger, rows: Rows, owner: str, state: OwnerState, *, b
     """Do of an erasure what can be done now; return the owner's state after that."""
     keys, key, erasing = keys_of(ledger), f"{owner}/{state.number}", state.erasing
     assert erasing is not None, "it is not done"
-    if (await _entry(keys, owner)).entry.number == state.number:
-        await keys.close(owner)
+    await keys.close(owner, state.number)
     await _end_jobs(rows, key, by)  # each time: a process with an older entry in memory may have added some
     now, entry = ledger.clock.now(), (await _entry(keys, owner)).entry
     if entry.number == state.number and not (entry.wrapped and now < erasing.destroys_at):
@@ -145,6 +144,10 @@ def _is_settled(entry: KeyEntry, state: OwnerState, now: datetime) -> bool:
     if entry.number > state.number:
         return True
     return entry.erased_at is not None and now >= entry.erased_at + _SETTLE
+
+
+def _begin(wish: ErasureWish, entry: KeyEntry) -> BeginErasing:
+    return msgspec.structs.replace(wish.begin, number=entry.number, has_key=bool(entry.wrapped))
 
 
 async def _entry(keys: OwnerKeys, owner: str) -> FoundEntry:

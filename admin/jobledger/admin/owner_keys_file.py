@@ -75,14 +75,24 @@ async def bring_keys(ledger: Ledger, file: Path) -> BroughtKeys:
         if await keys.entry(kept.owner) is not None:
             continue
         state: OwnerState | None = (await look(ledger.log, OWNER, kept.owner)).state
-        entry = kept.entry
-        if state is not None and isinstance(state.event, OwnerErased) and state.number >= entry.number:
-            at = state.event.destroyed_at
-            entry = KeyEntry(number=state.number, masters=entry.masters, erased_at=at)
-            erased += 1
+        entry = _as_recorded(kept.entry, state)
+        erased += not entry.wrapped
         brought += await keys.bring(kept.owner, entry)
         await asyncio.sleep(0)  # others have their turn, however long the file is
     return BroughtKeys(owners=len(entries), brought=brought, erased=erased)
+
+
+def _as_recorded(entry: KeyEntry, state: OwnerState | None) -> KeyEntry:
+    """Return an entry as it is by now: without its key where the ledger says that the key, or a later one, was erased."""
+    if state is None or state.number < entry.number:
+        return entry
+    is_erasing = state.erasing is not None
+    if is_erasing and state.number == entry.number:
+        return msgspec.structs.replace(entry, closed=True)
+    at = (
+        state.event.destroyed_at if isinstance(state.event, OwnerErased) else state.event.at
+    )  # held since, perhaps
+    return KeyEntry(number=state.number, masters=entry.masters, closed=is_erasing, erased_at=at)
 
 
 def _read(file: Path, environment: str) -> list[KeptEntry]:

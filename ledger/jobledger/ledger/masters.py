@@ -144,6 +144,10 @@ class KeyService:
             except (OSError, ValueError) as error:
                 await self.close()
                 raise self._trouble(str(error)) from error
+            except asyncio.CancelledError:
+                # Its answer would be taken for that to the next question, which may be about another owner's key.
+                await self.close()
+                raise
         try:
             answer = msgspec.json.decode(line, type=_Answer)
         except msgspec.MsgspecError as error:

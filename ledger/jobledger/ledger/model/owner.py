@@ -127,6 +127,9 @@ class BeginErasing(msgspec.Struct, frozen=True, kw_only=True):
     """Begin to erase what is sealed under the owner's key `number`."""
 
     number: int
+    has_key: bool = (
+        False  #: the bucket has that key, also where one of this number was erased before the bucket was lost
+    )
     grace_s: float = GRACE_S
     request: str = ""
     reason: str = ""
@@ -191,9 +194,8 @@ def _erasing(
             raise RefusedError(
                 f"the data of owner {owner} must be kept: {held_words(held)}; lift the hold before you erase it"
             )
-        if state.erasing is not None or (
-            isinstance(state.event, OwnerErased) and state.number >= command.number
-        ):
+        is_new = state.number < command.number or (state.number == command.number and command.has_key)
+        if state.erasing is not None or (isinstance(state.event, OwnerErased) and not is_new):
             return None
     kind, _, name = owner.partition(":")
     return OwnerErasing(

@@ -174,13 +174,16 @@ class OwnerKeys:
                 f"the entry of owner {owner} in {self._names.keys_bucket} cannot be read: upgrade jobledger"
             ) from error
 
-    async def close(self, owner: str) -> int:
-        """Let nothing new be sealed for an owner; return the number of the key that is to be destroyed, 0 without one.
+    async def close(self, owner: str, number: int) -> None:
+        """Let nothing new be sealed for an owner whose key `number` is to be destroyed; a later key stays open.
 
         Raises: KeyUnavailableError, WrongSequenceError after too many lost races.
         """
-        entry = await self._change(owner, lambda entry: msgspec.structs.replace(entry, closed=True))
-        return entry.number if entry is not None else 0
+
+        def closed(entry: KeyEntry) -> KeyEntry:
+            return msgspec.structs.replace(entry, closed=True) if entry.number == number else entry
+
+        await self._change(owner, closed)
 
     async def destroy(self, owner: str, number: int, at: datetime) -> None:
         """Destroy a key of an owner, and its bytes on the server's disk; safe to repeat, also after a death in between.
@@ -325,10 +328,10 @@ class OwnerKeys:
         return kept[1]
 
     async def _keep(self, owner: str, entry: KeyEntry) -> OwnerKey:
-        from jobledger.ledger.owner_key import OwnerKey  # noqa: PLC0415 - an extra
-
         if self.masters is None:
             raise KeyUnavailableError(f"the key {owner}/{entry.number} cannot be opened: {_NO_MASTER}")
+        from jobledger.ledger.owner_key import OwnerKey  # noqa: PLC0415 - an extra, which who has no master key may lack
+
         until = self._monotonic() + CACHE_S  # from before the entry may have changed
         about = self._about(owner, entry.number)
         secret = await self.masters.unwrap(entry.master, entry.wrapped, about)
