@@ -45,7 +45,7 @@ from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.owner import GRACE_S, OWNER, HoldOwner, decide
 from jobledger.ledger.named_values import change
-from jobledger.ledger.nats.owner_keys import OwnerKeys
+from jobledger.ledger.nats.owner_keys import FoundEntry, OwnerKeys
 from jobledger.ledger.nats.snapshots import delete_streams
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -569,3 +569,29 @@ async def test_a_key_that_was_made_after_the_keys_were_lost_is_erased_too(
         assert (await back.snapshot()).state is JobState.CANCELLED
         assert await wrapped_key(ledger) == b""
         assert await events(ledger) == ["erasing", "erased"] * 2
+
+
+async def test_two_who_rotate_to_different_master_keys_come_to_an_end(
+    connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        connected(master_key=master(tmp_path, "m1", "m2")) as one,
+        connected(master_key=master(tmp_path, "m2", "m1")) as two,
+    ):
+        keys, others = one.keys, two.keys
+        assert isinstance(keys, OwnerKeys)
+        assert isinstance(others, OwnerKeys)
+        await keys.key_for("person:17")
+        rewrap = others._rewrap
+
+        async def undone(owner: str, found: FoundEntry, newest: str) -> bool:
+            changed = await rewrap(owner, found, newest)
+            await keys.rewrap(lambda _: None)
+            return changed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(others, "_rewrap", undone)
+            async with asyncio.timeout(LIMIT_S):
+                with pytest.raises(RefusedError, match="put the same master key first in every process"):
+                    await others.rewrap(lambda _: None)
+        assert await others.rewrap(lambda _: None) == ("m2", 1)

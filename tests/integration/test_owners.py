@@ -39,8 +39,9 @@ from jobledger.ledger import (
     connect,
     task,
 )
+from jobledger.ledger.derived_jobs import begin_derived
 from jobledger.ledger.masters import KeyService
-from jobledger.ledger.model.commands import Dispatch, Note
+from jobledger.ledger.model.commands import Dispatch, Enqueue, Note
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.forms import FORM_FIRST
 from jobledger.ledger.model.schedules.decisions import Declare
@@ -162,6 +163,18 @@ async def test_what_has_an_owner_and_no_key_is_refused(connected: Connect) -> No
         with pytest.raises(ConfigurationError, match="JOBLEDGER_MASTER_KEY"):
             await ledger.enqueue(greet, person=1, text="x")
         assert (await ledger.log.head()).last_sequence == 0
+
+
+async def test_a_job_whose_derived_id_is_taken_begins_under_another_one(
+    connected: Connect, tmp_path: Path
+) -> None:
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        handle = await ledger.enqueue(greet, person=1, text="x")
+        job = await handle.snapshot()
+        taken = Enqueue(ref=handle.ref, task=job.task, order=job.order)
+        begun = await begin_derived(ledger.log, taken, ledger.stamp, lambda _first: False)
+        assert (begun.created, begun.ref.job_id.startswith("taken-")) == (True, True)
+        assert (await (await ledger.job(begun.ref.job_id)).snapshot()).order.key == "person:1/1"
 
 
 async def test_what_is_not_sealed_yet_is_refused(connected: Connect, tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def moved(command: Enqueue) -> Enqueue:
         command.task,
         other.job_id,
     )
+    if command.order.key:  # its metadata is sealed, and no key is at hand here
+        return replace(command, ref=other)
     metadata = {**command.order.metadata, INSTEAD_OF: ref.job_id}
     return replace(command, ref=other, order=replace(command.order, metadata=metadata))
 

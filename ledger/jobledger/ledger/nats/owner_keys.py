@@ -219,17 +219,24 @@ class OwnerKeys:
 
         `told` gets the number of entries looked at, now and then.
 
-        Raises: ConfigurationError, KeyUnavailableError, SealBrokenError; WrongSequenceError after too many lost races.
+        Raises: ConfigurationError, KeyUnavailableError, SealBrokenError; RefusedError where another process undoes it;
+            WrongSequenceError after too many lost races.
         """
         masters = self._masters_here()
         newest = (await masters.wrap(bytes(32), b"which")).master
-        looked_at = changed = 0
+        changed, looked_at = set[str](), 0
         async for owner, found in self.entries():
-            changed += await self._rewrap(owner, found, newest)
+            if await self._rewrap(owner, found, newest):
+                if owner in changed:  # for ever, since each entry that is changed comes again
+                    raise RefusedError(
+                        f"another process wraps the key of owner {owner} with another master key than {newest} at this "
+                        "moment: put the same master key first in every process, then run it again"
+                    )
+                changed.add(owner)
             looked_at += 1
             if looked_at % _TOLD_EACH == 0:
                 told(looked_at)
-        return RewrappedKeys(newest, changed)
+        return RewrappedKeys(newest, len(changed))
 
     async def _rewrap(self, owner: str, found: FoundEntry, newest: str) -> bool:
         """Wrap one owner's key with the newest master key; return whether another one wrapped it."""
