@@ -56,7 +56,7 @@ class Sent(NamedTuple):
     server_us: float
 
 
-class Drained(NamedTuple):
+class DrainRate(NamedTuple):
     """What it took to run jobs that waited."""
 
     rate: float
@@ -178,10 +178,10 @@ class Rig:
         return self.starts(first, jobs)
 
     async def until_started(self, count: int) -> None:
-        """Wait for so many starts in all."""
+        """Wait until this many jobs have started."""
         await self.until(lambda: self.count() >= count)
 
-    async def drain(self, before: int, workers: int, concurrency: int) -> Drained:
+    async def drain(self, before: int, workers: int, concurrency: int) -> DrainRate:
         """Start workers for the jobs from number `before` on, and return what it took once all have started.
 
         The first fifth does not count, nor what ran before the last of the workers had its first job.
@@ -194,7 +194,7 @@ class Rig:
         await self.until(lambda: self.count() - count >= jobs)
         ran = max(1, jobs - done)
         spent = [cpu_since(each, [pid]) / ran * 1e6 for each, pid in zip(cpu, pids, strict=True)]
-        return Drained(drain_rate(await self.all_starts(before, jobs), workers), sum(spent[1:]), spent[0])
+        return DrainRate(drain_rate(await self.all_starts(before, jobs), workers), sum(spent[1:]), spent[0])
 
     def memory_kib(self) -> float:
         """Return the memory of the server."""

@@ -51,7 +51,7 @@ def build(commit: str) -> Release:
 
 
 def _environment(folder: Path) -> Path:
-    """Return the Python of a release; its environment is made anew each time, since packages move."""
+    """Return the Python of a release; the paths in it are written each time, since packages may have moved."""
     made = folder / f"venv-{sysconfig.get_python_version()}"
     python = made / "bin" / "python"
     roots = [str(folder / root) for root in ROOTS if (folder / root).exists()]

@@ -106,7 +106,7 @@ async def _single(peer: Peer, told: Mapping[str, Any]) -> None:
 
 
 async def _paced(peer: Peer, told: Mapping[str, Any]) -> None:
-    """Add so many jobs at each beat, however long that takes; a beat that is late is not made up for."""
+    """Add the same number of jobs at each beat. When a beat is late, the next ones move with it."""
     due = time.monotonic()
     for low in range(told["first"], told["first"] + told["jobs"], told["at_once"]):
         numbers = range(low, min(low + told["at_once"], told["first"] + told["jobs"]))

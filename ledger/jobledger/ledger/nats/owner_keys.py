@@ -227,7 +227,7 @@ class OwnerKeys:
         changed, looked_at = set[str](), 0
         async for owner, found in self.entries():
             if await self._rewrap(owner, found, newest):
-                if owner in changed:  # for ever, since each entry that is changed comes again
+                if owner in changed:  # two processes would go on for ever: a changed entry is read again
                     raise RefusedError(
                         f"another process wraps the key of owner {owner} with another master key than {newest} at this "
                         "moment: put the same master key first in every process, then run it again"
@@ -280,7 +280,7 @@ class OwnerKeys:
     async def entries(self) -> AsyncGenerator[tuple[str, FoundEntry], None]:
         """Yield each owner with the newest entry, the one that was changed longest ago first.
 
-        An entry that is changed meanwhile comes again.
+        An entry that somebody changes meanwhile is yielded once more.
 
         Raises: KeyUnavailableError.
         """
