@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,11 +16,13 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import JobState, Ledger, TaskRegistry, task
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import JobFailedError, PayloadMissingError, PayloadTooLargeError
+from jobledger.ledger.model.errors import (
+    JobFailedError,
+    LedgerFullError,
+    PayloadMissingError,
+    PayloadTooLargeError,
+)
 from jobledger.workers import Worker, WorkerConfig
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +89,36 @@ async def test_equal_inputs_are_kept_once_even_when_stored_at_the_same_time(ledg
         jobs += [await ledger.enqueue(echo, text)]
         assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [text] * 11
     assert await objects(ledger, ledger.names.payloads_bucket) == 1
+
+
+async def test_what_one_of_several_stored_at_the_same_time_stays_for_its_readers(ledger: Ledger) -> None:
+    """Whoever looked up where a value lies finds all of it there, though others store the same value meanwhile."""
+    bucket, text = ledger.names.payloads_bucket, msgspec.json.encode(secrets.token_hex(100_000))
+    stream = ledger.connection.jetstream()
+    store: Any = await stream.object_store(bucket)
+    name = hashlib.sha256(text).hexdigest()
+
+    async def place_after_put() -> str:
+        await ledger.inputs.put(text, what="input", key="")
+        return str((await store.get_info(name)).nuid)
+
+    places = set(await asyncio.gather(*(place_after_put() for _ in range(20))))
+    info = await api(ledger.inbox, f"STREAM.INFO.OBJ_{bucket}", {"subjects_filter": f"$O.{bucket}.C.>"})
+    for place in places:
+        assert info["state"]["subjects"][f"$O.{bucket}.C.{place}"] == 2
+    # Of those who came too late an empty message stays; their chunks go.
+    assert info["state"]["bytes"] < 2 * len(text)
+
+
+async def test_a_value_that_could_not_be_stored_whole_takes_no_room(ledger: Ledger) -> None:
+    bucket, name = ledger.names.payloads_bucket, f"OBJ_{ledger.names.payloads_bucket}"
+    config = (await api(ledger.inbox, f"STREAM.INFO.{name}", {}))["config"]
+    await api(ledger.inbox, f"STREAM.UPDATE.{name}", {**config, "max_bytes": 300_000})
+    with pytest.raises(LedgerFullError, match="no room for the input"):
+        await ledger.inputs.put(msgspec.json.encode("x" * 500_000), what="input", key="")
+    assert await objects(ledger, bucket) == 0
+    assert (await api(ledger.inbox, f"STREAM.INFO.{name}", {}))["state"]["bytes"] < 1_000
+    await ledger.inputs.put(msgspec.json.encode("x" * 200_000), what="input", key="")
 
 
 async def test_an_input_of_ten_megabytes_is_refused_and_nothing_is_stored(ledger: Ledger) -> None:

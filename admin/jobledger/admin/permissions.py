@@ -78,7 +78,6 @@ publish $JS.API.CONSUMER.LIST.LEDGER | how many jobs wait: whether the ledger ha
 publish $JS.API.DIRECT.GET.LEDGER | read a job's events
 publish $O.PAYLOADS.C.<object> | an input above the inline limit: its chunks
 publish $O.PAYLOADS.M.<object> | and what they are
-publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.NAMES | find the object store
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | whether an input is there already
 publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | read a result above the inline limit
@@ -138,10 +137,8 @@ publish $KV.LANES.work_<queue_priority> | note how far a lane is settled; withou
 publish $JS.API.STREAM.MSG.GET.KV_LANES | where the server forgot a consumer: where it is to begin again
 publish $O.RESULTS.C.<object> | a result above the inline limit: its chunks
 publish $O.RESULTS.M.<object> | and what they are
-publish $JS.API.STREAM.PURGE.OBJ_RESULTS | two processes stored the same at once: the chunks of one
 publish $O.PAYLOADS.C.<object> | a checkpoint, or a value of a step, above that: its chunks
 publish $O.PAYLOADS.M.<object> | and what they are
-publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.NAMES | find the object store
 publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | whether a result is there already
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | read an input above the inline limit
@@ -152,7 +149,7 @@ publish $JS.API.STREAM.INFO.OBJ_TABLES | look for the bucket of tables of runs
 publish $JS.API.STREAM.CREATE.OBJ_TABLES | make it where it is missing
 publish $O.TABLES.C.<object> | a table: its chunks
 publish $O.TABLES.M.<object> | and what they are
-publish $JS.API.STREAM.PURGE.OBJ_TABLES | two processes stored the same at once: the chunks of one
+publish $JS.API.STREAM.PURGE.OBJ_TABLES | the chunks of a table that could not be stored whole
 publish $JS.API.STREAM.MSG.GET.OBJ_TABLES | read a table that another worker made
 publish $JS.API.CONSUMER.CREATE.OBJ_TABLES | its chunks
 publish $JS.FC.OBJ_TABLES.<numbers...> | and their flow control
@@ -217,7 +214,6 @@ publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
 publish ledger.flow.main.<event> | limits: who is given slots
 publish $O.PAYLOADS.C.<object> | limits: a snapshot above the inline limit: its chunks; nothing in their place, once it is not needed
 publish $O.PAYLOADS.M.<object> | and what they are
-publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at once: the chunks of one
 """
     ),
     "Subscriber": _part(
@@ -298,7 +294,6 @@ publish $JS.API.STREAM.INFO.OBJ_BODIES | the same: look for the bucket of bodies
 publish $JS.API.STREAM.CREATE.OBJ_BODIES | make it where it is missing
 publish $O.BODIES.C.<object> | keep a body: its chunks
 publish $O.BODIES.M.<object> | and what names them
-publish $JS.API.STREAM.PURGE.OBJ_BODIES | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.MSG.GET.OBJ_BODIES | whether a body is kept already; `routes test`, `routes retry`: read it
 publish $JS.API.CONSUMER.CREATE.OBJ_BODIES | its chunks
 publish ledger.schedule.<schedule>.<event> | `schedules add` and all that changes one; what an archive run carries forward

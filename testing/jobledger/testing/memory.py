@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import IO, Any, Final, NoReturn, ParamSpec, Self, Unpack, cast
+from typing import Any, Final, NoReturn, ParamSpec, Self, Unpack, cast
 
 from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.additions.bulk import BulkResult
@@ -163,9 +163,8 @@ class _MemoryValues(Payloads):
         )
         self._values: dict[str, bytes] = {}
 
-    async def store(self, name: str, data: bytes | IO[bytes], *, what: str, size_bytes: int = 0) -> None:  # noqa: ARG002
-        """Keep a value; see `ObjectBucket.store`."""
-        self._values[name] = data if isinstance(data, bytes) else data.read()
+    async def _store_value(self, name: str, text: bytes, *, what: str) -> None:  # noqa: ARG002 - as `Payloads`
+        self._values[name] = text
 
     async def stored(self, reference: PayloadRef) -> bytes:
         """Return what an event refers to; see `Payloads.stored`."""

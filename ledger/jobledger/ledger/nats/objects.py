@@ -16,7 +16,7 @@ import nats.errors
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
-from jobledger.ledger.nats.api import LOOK_UP
+from jobledger.ledger.nats.api import LOOK_UP, NO_ROOM
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.writer import WRONG_SEQUENCE_CODES
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import io
 
     import nats.js.errors
-    from nats.js.api import RawStreamMsg
+    from nats.js.api import ObjectInfo, RawStreamMsg
     from nats.js.object_store import ObjectStore
 
 _TRANSFER_S: Final = 60.0
@@ -46,6 +46,12 @@ class ObjectGoneError(Exception):
 
 class ObjectDamagedError(Exception):
     """An object is not what was stored under its name."""
+
+
+class _Info(msgspec.Struct):
+    """The part of an object's info that says whether there is an object."""
+
+    deleted: bool = False
 
 
 class _HashingFile:
@@ -71,53 +77,68 @@ class _HashingFile:
 class ObjectBucket:
     """Stores, reads and removes the objects of one bucket."""
 
-    def __init__(self, connection: Connection, bucket: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """`clock`: measures how long an object stays; the fleet's clock for objects with a limited life."""
+    def __init__(
+        self,
+        connection: Connection,
+        bucket: str,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        life_s: float | None = None,
+    ) -> None:
+        """`clock`: measures how long an object stays; the fleet's clock for objects with a limited life.
+
+        `life_s`: how long the bucket keeps an object that has no life of its own; None: until somebody removes it.
+        """
         self._connection = connection
         self._bucket = bucket
         self._clock = clock
+        self._life_s = life_s
         self._store: ObjectStore | None = None
 
-    async def store(self, name: str, data: bytes | IO[bytes], *, what: str, size_bytes: int = 0) -> None:
-        """Store bytes, or what a file holds, under a name, in the place of what was there; `what` is for messages.
+    async def store(self, name: str, file: IO[bytes], *, what: str, size_bytes: int) -> None:
+        """Store what a file holds under a name that nobody else uses; `what` is for messages.
 
         Raises: LedgerFullError, ServerUnreachableError.
         """
+        async with self._storage(what, size_bytes):
+            # nats-py only calls `readinto` of a file, in a thread.
+            await (await self._open()).put(name, cast("io.BufferedIOBase", file))
+
+    async def store_once(
+        self, name: str, data: bytes, *, what: str, stays_s: float = 0.0, life_s: float | None = None
+    ) -> None:
+        """Store bytes under a name that is derived from them, unless they are there and stay for `stays_s` seconds.
+
+        Of several who store them at the same moment the first succeeds, and nobody removes what another one stored:
+        whoever reads it then finds all of it. (nats-py's `put` keeps the last, and removes the chunks of the others.)
+        `life_s`: how long the server keeps them, in a bucket whose messages may have a life of their own; None: as long as
+        the bucket keeps what it has.
+
+        Raises: LedgerFullError, ServerUnreachableError.
+        """
+        async with self._storage(what, len(data)):
+            for left in reversed(range(_RACES_MAX)):
+                newest, left_s = await self._newest(name)
+                if left_s >= stays_s:
+                    break
+                try:
+                    await self._store_behind(newest, name, data, life_s)
+                    break
+                except nats.js.errors.BadRequestError as error:
+                    # Somebody else stored them meanwhile, and perhaps for a shorter time.
+                    if error.err_code not in WRONG_SEQUENCE_CODES or not left:
+                        raise
+
+    @contextlib.asynccontextmanager
+    async def _storage(self, what: str, size_bytes: int) -> AsyncGenerator[None, None]:
+        """Set a limit to the block, which stores; say of its failure what it means."""
         try:
             async with self._transfer(size_bytes):
-                if not await self._holds(await self._open(), name):
-                    # nats-py only calls `readinto` of a file, in a thread.
-                    await (await self._open()).put(name, cast("io.BufferedIOBase", data))
-        except nats.js.errors.ServerError as error:
-            message = f"the server has no room for the {what}: raise max_file_store in its configuration"
-            raise LedgerFullError(message) from error
+                yield
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
-            raise ServerUnreachableError(message) from error
-
-    async def store_for(self, name: str, data: bytes, life_s: float, *, what: str) -> None:
-        """Store bytes under a name for some seconds, in a bucket whose messages may have a life of their own.
-
-        The name must be derived from the bytes. Where they are already there and stay long enough, nothing is stored. New
-        ones stay a hundredth longer, so that the same bytes soon after need no further copy.
-
-        Raises: LedgerFullError, ServerUnreachableError.
-        """
-        try:
-            async with self._transfer(len(data)):
-                for left in reversed(range(_RACES_MAX)):
-                    newest, left_s = await self._newest(name)
-                    if left_s >= life_s:
-                        return None
-                    try:
-                        return await self._store_for(name, data, math.ceil(life_s * 1.01), newest)
-                    except nats.js.errors.BadRequestError as error:
-                        # Somebody else stored them meanwhile, and perhaps for a shorter time.
-                        if error.err_code not in WRONG_SEQUENCE_CODES or not left:
-                            raise
-        except nats.js.errors.ServerError as error:
-            raise LedgerFullError(f"the server has no room for the {what}") from error
-        except (TimeoutError, OSError, nats.errors.Error) as error:
+            if isinstance(error, nats.js.errors.APIError) and error.err_code in NO_ROOM:
+                message = f"the server has no room for the {what}: raise max_file_store in its configuration"
+                raise LedgerFullError(message) from error
             message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
             raise ServerUnreachableError(message) from error
 
@@ -126,9 +147,12 @@ class ObjectBucket:
         try:
             found = await self._newest_message(name)
         except nats.js.errors.NotFoundError:
-            return 0, 0.0
+            return 0, -math.inf
+        if msgspec.json.decode(found.data or b"{}", type=_Info).deleted:
+            return found.seq or 0, -math.inf
         headers = cast("dict[str, str]", found.headers or {})
-        return found.seq or 0, int(headers.get(_TTL, "0s").removesuffix("s")) - self._age_s(found)
+        life_s = float(headers[_TTL].removesuffix("s")) if _TTL in headers else self._life_s or math.inf
+        return found.seq or 0, life_s - self._age_s(found)
 
     async def _newest_message(self, name: str) -> RawStreamMsg:
         subject = f"$O.{self._bucket}.{_named(name)}"
@@ -138,37 +162,40 @@ class ObjectBucket:
         """Return how long ago the server stored it: its writer's own clock, as in `mtime`, may be a wrong one."""
         return (self._clock.now() - message.time).total_seconds() if message.time is not None else 0.0
 
-    async def _store_for(self, name: str, data: bytes, life_s: int, newest: int) -> None:
-        """Store the chunks, then the object's info, as nats-py does, which cannot limit the life of an object.
+    async def _store_behind(self, newest: int, name: str, data: bytes, life_s: float | None) -> None:
+        """Store the chunks, then the object's info, as nats-py does, which knows no condition and no limit of life.
 
         The server refuses the info if one was stored under the name since stream sequence `newest`. The chunks stay
         longer than the info: a reader that found it without its chunks would wait for them.
         """
-        from nats.js.api import ObjectInfo, ObjectMetaOptions  # noqa: PLC0415
-
         publish, place = self._connection.jetstream().publish, secrets.token_hex(11)
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
-        for chunk in chunks:
-            await publish(
-                f"$O.{self._bucket}.C.{place}", chunk, headers={_TTL: f"{life_s + _CHUNKS_LONGER_S}s"}
-            )
+        info = msgspec.json.encode(self._info(name, data, place, len(chunks)).as_dict())
+        try:
+            for chunk in chunks:
+                life = _life(life_s and life_s + _CHUNKS_LONGER_S)
+                await publish(f"$O.{self._bucket}.C.{place}", chunk, headers=life)
+            await self._replace(_named(name), info, {**_life(life_s), _ONLY_BEHIND: str(newest)})
+        except nats.js.errors.APIError:
+            # The server refused one of them, so nobody can know of the chunks. (Without an answer the info may be there.)
+            with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
+                await self._replace(f"C.{place}", b"")
+            raise
+
+    def _info(self, name: str, data: bytes, place: str, chunks: int) -> ObjectInfo:
+        """Return what names an object whose chunks lie at `place`, in the form of nats-py, which reads it."""
+        from nats.js.api import ObjectInfo, ObjectMetaOptions  # noqa: PLC0415
+
         sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-        info = ObjectInfo(
+        return ObjectInfo(
             name=name,
             bucket=self._bucket,
             nuid=place,
             size=len(data),
-            chunks=len(chunks),
+            chunks=chunks,
             digest=f"SHA-256={sha256}",
             options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
         )
-        only_behind = {_ONLY_BEHIND: str(newest)}
-        headers = {_TTL: f"{life_s}s", **only_behind}
-        await self._replace(_named(name), msgspec.json.encode(info.as_dict()), headers)
-
-    async def _holds(self, store: ObjectStore, name: str) -> bool:  # noqa: ARG002 - for those that know
-        """Return whether nothing needs to be stored under a name."""
-        return False
 
     async def read(self, name: str, *, what: str, size_bytes: int = 0) -> bytes:
         """Return the bytes under a name. Raises: ObjectGoneError, ObjectDamagedError, ServerUnreachableError."""
@@ -287,6 +314,11 @@ class ObjectBucket:
 def _named(name: str) -> str:
     """Return the end of the subject of what names an object."""
     return f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _life(life_s: float | None) -> dict[str, str]:
+    """Return the header that limits a message's life to whole seconds; none without a limit."""
+    return {} if life_s is None else {_TTL: f"{math.ceil(life_s)}s"}
 
 
 def _unreadable(what: str, error: Exception) -> ServerUnreachableError:

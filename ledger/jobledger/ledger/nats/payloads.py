@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
-import nats
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import digest
@@ -17,9 +16,6 @@ from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.objects import ObjectBucket, ObjectDamagedError, ObjectGoneError
 
 if TYPE_CHECKING:
-    import nats.js.errors
-    from nats.js.object_store import ObjectStore
-
     from jobledger.ledger.model.lifecycle import StoreName
 
 
@@ -51,12 +47,11 @@ class Payloads(ObjectBucket):
         life_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`keys`: seal and unseal the values of jobs that have owners."""
-        super().__init__(connection, bucket, clock)
+        """`keys`: seal and unseal the values of jobs that have owners. `life_s`: None, as long as the ledger."""
+        super().__init__(connection, bucket, clock, life_s=life_s)
         self._keys = keys
         self._inline_bytes_max = inline_bytes_max
         self._payload_bytes_max = payload_bytes_max
-        self._life_s = life_s  #: how long the bucket keeps a value; None: as long as the ledger
 
     @property
     def group_bytes_max(self) -> int:
@@ -92,7 +87,7 @@ class Payloads(ObjectBucket):
         if is_small:
             return msgspec.Raw(text), None
         name = digest(text)
-        await self.store(name, text, what=what, size_bytes=len(text))
+        await self._store_value(name, text, what=what)
         return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None, *, key: str) -> bytes:
@@ -149,7 +144,11 @@ class Payloads(ObjectBucket):
         Raises: LedgerFullError, ServerUnreachableError.
         """
         assert digest(text) == reference.sha256, "a value is kept by the digest of its text"
-        await self.store(reference.sha256, text, what="payload", size_bytes=len(text))
+        await self._store_value(reference.sha256, text, what="payload")
+
+    async def _store_value(self, name: str, text: bytes, *, what: str) -> None:
+        """Store a value unless it is there and stays for a while: an old one is written again for its new owner."""
+        await self.store_once(name, text, what=what, stays_s=(self._life_s or 0.0) / 2)
 
     async def remove(self, reference: PayloadRef) -> None:
         """Let go of a value to which nothing refers any more; one that is gone already is no error.
@@ -167,14 +166,6 @@ class Payloads(ObjectBucket):
             f"{_named(reference)} in {self._bucket} differs from what was stored: its sha256 is another one",
             state="differs",
         )
-
-    async def _holds(self, store: ObjectStore, name: str) -> bool:
-        """Return whether the value is there and will be for a while: an old one is written again for its new owner."""
-        try:
-            await store.get_info(name)
-            return self._life_s is None or self._age_s(await self._newest_message(name)) < self._life_s / 2
-        except nats.js.errors.NotFoundError:
-            return False
 
 
 def _named(reference: PayloadRef) -> str:

@@ -36,7 +36,10 @@ class Bodies:
             await ensure_stream(self._inbox, self._spec)
             self._is_made = True
         try:
-            await self._objects.store_for(digest(body), body, life_s, what="body of a webhook")
+            # A hundredth longer, so that the same body soon after needs no further copy.
+            await self._objects.store_once(
+                digest(body), body, what="body of a webhook", stays_s=life_s, life_s=life_s * 1.01
+            )
         except ServerUnreachableError:
             self._is_made = False  # somebody may have deleted the bucket: the next try makes it again
             raise
