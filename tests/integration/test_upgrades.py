@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import msgspec
 import pytest
 from tests.support.command_line import CommandLine
 from tests.support.working import LIMIT_S, Connect, until, working
 
 import jobledger.admin.upgrades as upgrades_module
+from jobledger.admin.ledger_size import resize_ledger
 from jobledger.admin.upgrades import finish_upgrade, look_at_upgrade
 from jobledger.ledger import Ledger, Retry, task
-from jobledger.ledger.model.errors import RefusedError, ServerUnreachableError
+from jobledger.ledger.model.errors import RefusedError, ServerUnreachableError, StreamMismatchError
 from jobledger.ledger.model.forms import FORM, FORM_FIRST
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats import api
+from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.streams import raise_form
 from jobledger.ledger.server import EmbeddedServer
@@ -159,3 +164,68 @@ def test_a_program_that_is_older_than_the_ledger_says_so(
     done = cli.run("upgrade", "finish", *cli.where)
     assert done.code == 4
     assert "a newer release finished its upgrade" in " ".join(done.err.split())
+
+
+async def _change_beside(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, change: Callable[[], Awaitable[object]]
+) -> None:
+    """Change a setting while an upgrade is finished: it has read what was before, and writes that back."""
+    await of_an_earlier_release(ledger)
+    write = api.update_stream
+
+    async def late(inbox: Inbox, stream: str, config: dict[str, Any]) -> object:
+        monkeypatch.setattr(api, "update_stream", write)
+        await finish_upgrade(ledger, reason="")
+        return await write(inbox, stream, config)
+
+    monkeypatch.setattr(api, "update_stream", late)
+    await change()
+    head = await ledger.log.head()
+    assert (head.form, head.bytes_max) == (FORM, 96 << 20)
+
+
+async def test_a_change_of_size_beside_the_end_of_an_upgrade_keeps_the_form(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _change_beside(ledger, monkeypatch, lambda: resize_ledger(ledger, 96 << 20))
+
+
+async def test_an_end_of_an_upgrade_looks_again_after_what_it_wrote(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await of_an_earlier_release(ledger)
+    write = api.update_stream
+    tries: list[int] = []
+
+    async def undone(inbox: Inbox, stream: str, config: dict[str, Any]) -> object:
+        tries.append(1)
+        if len(tries) > 2:
+            return await write(inbox, stream, config)
+        return await write(inbox, stream, {**config, "metadata": {}})
+
+    monkeypatch.setattr(api, "update_stream", undone)
+    assert (await finish_upgrade(ledger, reason="")).form == FORM
+    assert ((await ledger.log.head()).form, len(tries)) == (FORM, 3)
+    await of_an_earlier_release(ledger)
+    tries.clear()
+    monkeypatch.setattr(
+        api, "update_stream", lambda *_: api.stream_info(ledger.inbox, ledger.names.ledger_stream)
+    )
+    with pytest.raises(RefusedError, match=r"changes the settings of .* all the time"):
+        await finish_upgrade(ledger, reason="")
+
+
+@pytest.mark.parametrize("said", ["two", "", "-1", "2.0", "1" * 10])
+async def test_a_form_that_is_no_number_is_told_and_refused(connected: Connect, said: str) -> None:
+    async with connected() as ledger:
+        stream = ledger.names.ledger_stream
+        config = (await api.stream_info(ledger.inbox, stream)).config
+        await api.update_stream(
+            ledger.inbox, stream, {**config, "metadata": {**config["metadata"], "jobledger_form": said}}
+        )
+        with pytest.raises(
+            StreamMismatchError, match=r"metadata says jobledger_form is .*, must be a number"
+        ):
+            async with connected():
+                pass
+        assert (await ledger.log.head()).form == FORM_FIRST  # what runs appends what every program reads

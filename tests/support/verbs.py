@@ -37,6 +37,7 @@ from jobledger.admin.verbs.schedules import (
     ResumeSchedule,
     TriggerSchedule,
 )
+from jobledger.admin.verbs.upgrades import FinishUpgrade, ShowUpgrade
 from jobledger.admin.verbs.watches import ListWatches, RemoveWatch, SetWatch, ShowWatch
 from jobledger.admin.verbs.webhooks import (
     GivenTarget,
@@ -164,6 +165,8 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     HoldOwnersData: lambda name: HoldOwnersData(owner=f"person:{name}", until=_LATER, reason="a lawsuit"),
     UnholdOwnersData: lambda name: UnholdOwnersData(owner=f"person:{name}"),
     EraseOwner: lambda name: EraseOwner(owner=f"person:{name}", request="4711", reason="asked by letter"),
+    ShowUpgrade: lambda _: ShowUpgrade(),
+    FinishUpgrade: lambda _: FinishUpgrade(reason="all run it"),
     ShowRoute: lambda name: ShowRoute(route=name),
     RemoveRoute: lambda name: RemoveRoute(route=name, reason="no use"),
     RetryDelivery: lambda name: RetryDelivery(route=name, delivery="d1"),

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.amounts import size
+from jobledger.admin.upgrades import keep_form
 from jobledger.ledger import Ledger
 from jobledger.ledger.config import LEDGER_BYTES_MIN
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
@@ -41,6 +42,7 @@ async def resize_ledger(ledger: Ledger, bytes_max: int) -> LedgerSize:
             "move older events into an archive first, with `jobledger audit archive`"
         )
     await give_bytes(ledger.inbox, ledger.names.ledger_stream, bytes_max)
+    await keep_form(ledger)
     return LedgerSize(
         stream=ledger.names.ledger_stream,
         stored_bytes=head.stored_bytes,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.admin.upgrades import keep_form
 from jobledger.ledger import Ledger
 from jobledger.ledger.config import REPLICAS
 from jobledger.ledger.model.errors import (
@@ -119,6 +120,7 @@ async def change_replicas(
     for number, each in enumerate(todo, start=1):
         changed.append(await _change(ledger, each.stream, replicas, limit_s))
         on_stream(changed[-1], number, len(todo))
+    await keep_form(ledger)
     return changed
 
 

@@ -110,6 +110,19 @@ async def finish_upgrade(
     return FinishedUpgrade(form=FORM, before=found.form, behind=len(found.behind))
 
 
+async def keep_form(ledger: Ledger) -> None:
+    """Raise the form once more where an upgrade was finished while other settings of the ledger were changed.
+
+    For whoever changed them: the server has no condition for that, so the form that was read before was written back.
+
+    Raises: as `raise_form`, UnreachableError.
+    """
+    newest = await end_of_chain(ledger.log, REACTOR.chain(ledger.names, FORM_CHAIN))
+    told = None if newest.event is None else REACTOR.decode(newest.event)
+    if isinstance(told, FormRaised):
+        await raise_form(ledger.inbox, ledger.names.ledger_stream, told.form)
+
+
 async def _record(ledger: Ledger, found: Upgrade, *, reason: str, by: str) -> None:
     """Append `raised`, unless an earlier try has."""
 

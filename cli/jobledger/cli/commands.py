@@ -227,7 +227,7 @@ COMMANDS: Final = Group(
         "timers": Group(groups.TIMERS, {"status": "jobs.timers", "rebuild": "jobs.timers"}),
         "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
         "ledger": Group(groups.LEDGER, {"resize": "ledger"}),
-        "upgrade": Group(groups.UPGRADE, {"show": "upgrade", "finish": "upgrade"}),
+        "upgrade": Group(groups.UPGRADE, {"show": "verbs:upgrades", "finish": "verbs:upgrades"}),
         "retention": Group(
             groups.RETENTION,
             {"set": "verbs:retention", "show": "verbs:retention", "run": "retention"},

@@ -13,6 +13,7 @@ from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import retention as retention_verbs
 from jobledger.admin.verbs import routes as route_verbs
 from jobledger.admin.verbs import schedules as schedule_verbs
+from jobledger.admin.verbs import upgrades as upgrade_verbs
 from jobledger.admin.verbs import watches as watch_verbs
 from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.api import (
@@ -69,6 +70,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *endpoints_of(watch_verbs),
     *endpoints_of(retention_verbs),
     *endpoints_of(owner_verbs),
+    *endpoints_of(upgrade_verbs),
     *receive.ENDPOINTS,
     *endpoints_of(route_verbs),
     *routes.ENDPOINTS,

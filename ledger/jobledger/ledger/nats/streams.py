@@ -26,6 +26,8 @@ _NANOSECONDS: Final = 1_000_000_000
 #: In the metadata of a ledger: up to which form events may be appended. Absent: it was made before there were forms.
 _FORM_MARK: Final = "jobledger_form"
 _FORM_DIGITS_MAX: Final = 9
+_FORM_TRIES_MAX: Final = 5
+_SAID_MAX: Final = 40
 #: In the metadata of a ledger that is being brought back: which restore does so.
 RESTORE_MARK: Final = "jobledger_restore"
 _DUPLICATE_WINDOW_S: Final = 120.0
@@ -335,9 +337,16 @@ async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> None:
 
 
 def form_in(config: Mapping[str, Any]) -> int:
-    """Return the form of the ledger whose stream has these settings; the first one where they say none."""
-    said = str(_metadata(config).get(_FORM_MARK, ""))
-    return int(said) if said.isascii() and said.isdecimal() and len(said) <= _FORM_DIGITS_MAX else FORM_FIRST
+    """Return the form of the ledger whose stream has these settings; the first one where they say none.
+
+    What is no number counts as the first, which every program reads, until somebody connects: see `check_settings`.
+    """
+    said = _metadata(config).get(_FORM_MARK, "")
+    return int(said) if _is_form(said) else FORM_FIRST
+
+
+def _is_form(said: str) -> bool:
+    return said.isascii() and said.isdecimal() and len(said) <= _FORM_DIGITS_MAX
 
 
 def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
@@ -347,12 +356,20 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
 async def raise_form(inbox: Inbox, stream: str, form: int) -> None:
     """Let events up to `form` be appended to a ledger; never takes that back.
 
-    Raises: ApiError, JetStreamDisabledError, UnreachableError.
+    The server has no condition for a change of settings, so another one at this moment may write back the form that it
+    had read: it is looked at again.
+
+    Raises: RefusedError where that happens all the time; ApiError, JetStreamDisabledError, UnreachableError.
     """
-    info = await api.stream_info(inbox, stream)
-    if form_in(info.config) < form:
+    for _ in range(_FORM_TRIES_MAX):
+        info = await api.stream_info(inbox, stream)
+        if form_in(info.config) >= form:
+            return
         metadata = {**_metadata(info.config), _FORM_MARK: str(form)}
         await api.update_stream(inbox, stream, {**info.config, "metadata": metadata})
+    raise RefusedError(
+        f"something else changes the settings of {stream} all the time: stop it, and try again"
+    )
 
 
 async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
@@ -453,6 +470,11 @@ def check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
         for setting in spec.required
         if _plain(found.get(setting)) != _plain(spec.config[setting])
     ]
+    said = _metadata(found).get(_FORM_MARK)
+    if said is not None and not _is_form(said):
+        differences.append(
+            f"its metadata says {_FORM_MARK} is {said[:_SAID_MAX]!r}, must be a number, such as '{FORM}'"
+        )
     if found.get("persist_mode") == "async":
         differences.append("persist_mode is 'async', which acknowledges before writing")
     if differences and RESTORE_MARK in (found.get("metadata") or {}):
