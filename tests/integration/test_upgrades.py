@@ -208,9 +208,11 @@ async def test_an_end_of_an_upgrade_looks_again_after_what_it_wrote(
     assert ((await ledger.log.head()).form, len(tries)) == (FORM, 3)
     await of_an_earlier_release(ledger)
     tries.clear()
-    monkeypatch.setattr(
-        api, "update_stream", lambda *_: api.stream_info(ledger.inbox, ledger.names.ledger_stream)
-    )
+
+    async def ignored(inbox: Inbox, stream: str, _config: dict[str, Any]) -> object:
+        return await api.stream_info(inbox, stream)
+
+    monkeypatch.setattr(api, "update_stream", ignored)
     with pytest.raises(RefusedError, match=r"changes the settings of .* all the time"):
         await finish_upgrade(ledger, reason="")
 
