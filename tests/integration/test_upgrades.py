@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.roles import authorization, printed, user
+from tests.support.secured import secured
 from tests.support.working import LIMIT_S, Connect, until, working
 
 import jobledger.admin.upgrades as upgrades_module
 from jobledger.admin.ledger_size import resize_ledger
 from jobledger.admin.upgrades import finish_upgrade, look_at_upgrade
-from jobledger.ledger import Ledger, Retry, task
-from jobledger.ledger.model.errors import RefusedError, ServerUnreachableError, StreamMismatchError
+from jobledger.ledger import Ledger, Retry, connect, task
+from jobledger.ledger.model.errors import (
+    PermissionRefusedError,
+    RefusedError,
+    ServerUnreachableError,
+    StreamMismatchError,
+)
 from jobledger.ledger.model.forms import FORM, FORM_FIRST
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.version import VERSION
@@ -199,13 +207,13 @@ async def test_an_end_of_an_upgrade_looks_again_after_what_it_wrote(
 
     async def undone(inbox: Inbox, stream: str, config: dict[str, Any]) -> object:
         tries.append(1)
-        if len(tries) > 2:
+        if len(tries) > 3:
             return await write(inbox, stream, config)
         return await write(inbox, stream, {**config, "metadata": {}})
 
     monkeypatch.setattr(api, "update_stream", undone)
     assert (await finish_upgrade(ledger, reason="")).form == FORM
-    assert ((await ledger.log.head()).form, len(tries)) == (FORM, 3)
+    assert ((await ledger.log.head()).form, len(tries)) == (FORM, 4)  # the first tries whether it may
     await of_an_earlier_release(ledger)
     tries.clear()
 
@@ -231,3 +239,15 @@ async def test_a_form_that_is_no_number_is_told_and_refused(connected: Connect, 
             async with connected():
                 pass
         assert (await ledger.log.head()).form == FORM_FIRST  # what runs appends what every program reads
+
+
+async def test_who_may_not_change_settings_finishes_nothing(nats_server_binary: str, tmp_path: Path) -> None:
+    rights = authorization(user("gateway", printed("gateway")))
+    with secured(nats_server_binary, tmp_path, rights) as server:
+        async with connect(server.url(), user="all", password="p", ledger_bytes_max=64 << 20) as ledger:
+            await of_an_earlier_release(ledger)
+            async with connect(server.url(), user="gateway", password="p", create=False) as web:
+                with pytest.raises(PermissionRefusedError, match=r"STREAM\.UPDATE\.LEDGER"):
+                    await finish_upgrade(web, reason="")
+            head = await ledger.log.head()
+            assert (head.last_sequence, head.form) == (0, FORM_FIRST)

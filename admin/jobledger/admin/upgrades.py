@@ -17,7 +17,7 @@ from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.reactor import FORM_CHAIN, REACTOR, FormRaised
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.leases import LeaseKind
-from jobledger.ledger.nats.streams import raise_form
+from jobledger.ledger.nats.streams import raise_form, require_changes
 
 _NAMED_MAX: Final = 5  #: processes in a sentence
 
@@ -87,7 +87,8 @@ async def finish_upgrade(
     repeat after a death in between goes on where it was.
 
     Raises: RefusedError while a living process reads less, unless `force`, and where the ledger's form is higher;
-        UnreachableError, LedgerFullError.
+        PermissionRefusedError for a user of the server who may not change the ledger's settings; UnreachableError,
+        LedgerFullError.
     """
     found = await look_at_upgrade(ledger)
     if found.form > FORM:
@@ -104,6 +105,8 @@ async def finish_upgrade(
             f"{named}{f' and {more} more' if more > 0 else ''} cannot read form {FORM}: stop them or bring them to "
             f"{VERSION} first; `jobledger upgrade show` lists every process"
         )
+    # Else a gateway with the rights of its role would stop the earlier readers, and then be refused the rest.
+    await require_changes(ledger.inbox, ledger.names.ledger_stream)
     await _record(ledger, found, reason=reason, by=by)
     await raise_form(ledger.inbox, ledger.names.ledger_stream, FORM)
     await ledger.learn_form()

@@ -353,6 +353,14 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
     return cast("dict[str, str]", config.get("metadata") or {})
 
 
+async def require_changes(inbox: Inbox, stream: str) -> None:
+    """Make sure that this user may change a stream's settings: write them as they are.
+
+    Raises: PermissionRefusedError; ApiError, JetStreamDisabledError, UnreachableError.
+    """
+    await api.update_stream(inbox, stream, (await api.stream_info(inbox, stream)).config)
+
+
 async def raise_form(inbox: Inbox, stream: str, form: int) -> None:
     """Let events up to `form` be appended to a ledger; never takes that back.
 
