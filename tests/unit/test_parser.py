@@ -206,7 +206,7 @@ def test_a_collector_has_everything_in_the_order_of_the_wire(sent: list[bytes], 
     calls: list[tuple[int, bytes, bytes]] = []
     for got in _parsed(Parser(plain), plain, chunks):
         if got[0] == OURS and got[2]:
-            messages.append((got[1], got[2], got[3], len(got[3]) + len(got[4])))
+            messages.append((got[1], got[2], got[3], sum(map(len, got[1:]))))
         elif got[0] == OURS:
             calls.append((len(messages), got[3], got[4]))
     client = Collecting(collector)

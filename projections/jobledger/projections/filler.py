@@ -8,11 +8,13 @@ and a thread would fight the reader for the interpreter at every SQLite call.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sqlite3
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import anyio
 import msgspec
@@ -40,6 +42,8 @@ from jobledger.projections.position import BEGIN_AT, UPDATE_POSITION, Position, 
 from jobledger.projections.snapshots import Snapshots
 from jobledger.projections.table import CacheLimits, Rows
 
+_DATA: Final[Callable[[Message], bytes]] = operator.attrgetter("data")
+_SEQUENCE: Final[Callable[[Message], int]] = operator.attrgetter("stream_sequence")
 #: Called after every commit with the events done and the events wanted, both counted from the call's start.
 ProgressCallback = Callable[[int, int], None]
 
@@ -177,7 +181,7 @@ class Filler:
                 gathered += part
                 size += stored_bytes(part)
                 if gathered[-1].stream_sequence >= target:
-                    yield [stored for stored in gathered if stored.stream_sequence <= target]
+                    yield gathered[: bisect_right(gathered, target, key=_SEQUENCE)]
                     return
                 if self._is_enough(gathered, size):
                     yield gathered
@@ -342,7 +346,7 @@ class Filler:
 
 def stored_bytes(events: Sequence[Message]) -> int:
     """Return how much room events take in the ledger."""
-    return sum(len(stored.data) for stored in events)
+    return sum(map(len, map(_DATA, events)))
 
 
 def _check_dense(events: Sequence[Message]) -> None:

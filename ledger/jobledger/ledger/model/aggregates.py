@@ -107,7 +107,9 @@ _OF_A_JOB: Final = re.compile(
     r"(?:[a-z_]++(?:\.[a-z]++)?|completed\.child\.[\w-]{1,64}+(?:\.limited)?)",
     flags=re.ASCII,
 )
-_OF_A_TOKEN: Final = f"{string.ascii_letters}{string.digits}_-".encode()
+_OF_A_TOKEN: Final = f"{string.ascii_letters}{string.digits}_-"
+#: What makes a letter of each byte that may be in a token, and no letter of another. Half the time of deleting the former.
+_LETTERS: Final = bytes(ord("a" if chr(byte) in _OF_A_TOKEN else " ") for byte in range(256))
 _TOKEN_CHARACTERS_MAX: Final = 64
 
 
@@ -139,19 +141,17 @@ def read_job_event(subject: str, data: bytes, stream_sequence: int) -> JobEvent:
     Raises: UnknownEventError for an event of a newer version, MalformedEventError for anything else.
     """
     event = codec.decode(data, stream_sequence=stream_sequence, subject=subject)
-    kind = type(event)
+    queue, job, kind = event.queue, event.job, type(event)
     leaf = _TAGS[kind] if kind not in _LONGER else _leaf_of(event)
-    place = f"{event.queue}.{event.job}"
-    end = f".job.{place}.{leaf}"
-    begins_at = len(subject) - len(end)
+    root = subject.removesuffix(f".job.{queue}.{job}.{leaf}")
     if (
-        not subject.endswith(end)
-        or subject.find(".") != begins_at
-        or begins_at == 0
-        or place.encode().translate(None, _OF_A_TOKEN) != b"."
-        or not 0 < len(event.queue) <= _TOKEN_CHARACTERS_MAX
-        or not 0 < len(event.job) <= _TOKEN_CHARACTERS_MAX
-        or (leaf.count(".") > 1 and _OF_A_JOB.fullmatch(subject) is None)
+        root == subject  # which ends otherwise
+        or not root
+        or "." in root
+        or not (queue + job).encode().translate(_LETTERS).isalnum()
+        or not 0 < len(queue) <= _TOKEN_CHARACTERS_MAX
+        or not 0 < len(job) <= _TOKEN_CHARACTERS_MAX
+        or (kind is Completed and leaf.count(".") > 1 and _OF_A_JOB.fullmatch(subject) is None)
     ):
         _refuse_place(subject, stream_sequence)
     return event

@@ -30,7 +30,7 @@ from jobledger.ledger.nats.direct_reader import DirectReader
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.parser import Raw
-from jobledger.ledger.nats.pull import ack_numbers_at, heartbeat_for, time_of
+from jobledger.ledger.nats.pull import ack_numbers_at, heartbeat_for, told_time
 from jobledger.ledger.nats.pull_window import PullWindow
 from jobledger.ledger.nats.streams import deleted_ledger
 
@@ -246,7 +246,7 @@ class OrderedReader:
                 subject = raw.subject.decode("utf-8", "replace")
                 if wants is not None and not wants(subject):
                     continue
-                messages.append(read_message(subject, raw.data, sequence, time_of(int(tokens[3]))))
+                messages.append(read_message(subject, raw.data, sequence, told_time(tokens[3])))
         except CorruptLedgerError as error:
             return messages, error
         finally:

@@ -35,6 +35,7 @@ REQUESTS_MAX: Final = 3
 _OLD_ACK_TOKENS: Final = 9
 _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-server 2.16 on
 
+_of_seconds: Final = msgspec.json.Decoder(datetime, strict=False).decode
 #: `empty` nothing (more) for a request; `lost` the consumer is gone or unreachable and must be looked for.
 Ended = Literal["empty", "lost"]
 
@@ -70,6 +71,11 @@ def time_of(nanoseconds: int) -> datetime:
     A float of seconds tells microseconds apart until the year 2242, and five times as fast as whole numbers do.
     """
     return datetime.fromtimestamp(nanoseconds // 1_000 / 1_000_000, UTC)
+
+
+def told_time(nanoseconds: bytes) -> datetime:
+    """Return what `time_of` does, of digits as an ack subject has them, for half the cost; from a second after 1970 on."""
+    return _of_seconds(nanoseconds[:-9] + b"." + nanoseconds[-9:-3])
 
 
 def ack_numbers_at(tokens: list[bytes]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -26,6 +27,7 @@ _TAKEN_MAX: Final = 512
 _FIRST: Final = 256
 _GROWTH: Final = 4
 _NANOSECONDS: Final = 1_000_000_000
+_WIRE_BYTES: Final[Callable[[Raw], int]] = operator.attrgetter("wire_bytes")
 _TOO_LARGE: Final = "message size exceeds maxbytes"
 _COMPLETE: Final = "batch completed"
 
@@ -131,8 +133,8 @@ class PullWindow(Collector):
         self._owed -= len(self._held)
         if self._left is not None:
             self._left -= len(self._held)
-        # The server counts so too. Some say nothing when all bytes are used up: only this count shows it.
-        self._owed_bytes -= sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self._held)
+        # Some servers say nothing when all bytes are used up: only this count shows it.
+        self._owed_bytes -= sum(map(_WIRE_BYTES, self._held))
         return True
 
     def _ask(self) -> bool:
@@ -191,7 +193,7 @@ class PullWindow(Collector):
         self._is_too_small = is_too_large and self._owed == self._asked and not self.messages
         # What came of it and is not counted yet must not be missing from the next request.
         self._owed = len(self.messages)
-        self._owed_bytes = sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self.messages)
+        self._owed_bytes = sum(map(_WIRE_BYTES, self.messages))
         self._woken.set()
 
     def _on_refused(self, error: PermissionRefusedError) -> bool:
