@@ -59,7 +59,6 @@ REASONS: Final[dict[str, str]] = {
     "find_dead_letters": "acts on many choose by the filter of GET /v1/jobs",
     "find_job": _ONE,
     "find_jobs": "acts on many choose by the filter of GET /v1/jobs",
-    "finish_upgrade": _SERVERS,
     "keep_keys": _FILES,
     "keep_form": _PART,
     "learn_form": _PART,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.earlier import of_an_earlier_release
 from tests.support.roles import authorization, printed, user
 from tests.support.secured import secured
 from tests.support.working import LIMIT_S, Connect, until, working
@@ -43,14 +44,6 @@ async def once_more(tries: list[int]) -> int | Retry:
 
 
 TRIES: list[int] = []
-
-
-async def of_an_earlier_release(ledger: Ledger) -> None:
-    """Give the ledger's stream the settings that it would have from a release without forms."""
-    stream = ledger.names.ledger_stream
-    config = (await api.stream_info(ledger.inbox, stream)).config
-    await api.update_stream(ledger.inbox, stream, {**config, "metadata": {}})
-    await ledger.learn_form()
 
 
 async def _types(ledger: Ledger, job: str) -> list[tuple[str, int]]:

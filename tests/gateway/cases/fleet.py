@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.support.earlier import of_an_earlier_release
 from tests.support.gateway import Asker, send, someone
 from tests.support.working import working
 
 from jobledger.gateway.acts.verification import verify_task
 from jobledger.ledger.masters import MastersHere
+from jobledger.ledger.model.forms import FORM, FORM_FIRST
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.owner_key import WrapKey
 
@@ -83,6 +85,17 @@ async def retention(asker: Asker) -> None:
     await asker.sees("PUT", "/v1/retention", "JOB_ACCESS_DENIED", who=narrow, json={"keep_s": 60.0})
 
 
+async def upgrade(asker: Asker) -> None:
+    await asker.sees("POST", "/v1/upgrade/finish", "BAD_REQUEST", json={"force": "perhaps"})
+    await of_an_earlier_release(asker.ledger)
+    found = (await asker.sees("GET", "/v1/upgrade", 200)).json()
+    assert (found["form"], found["newest"]) == (FORM_FIRST, FORM)
+    await asker.sees("POST", "/v1/upgrade/finish", "BAD_REQUEST", json={"reason": "x" * 100_000})
+    assert (await asker.get("/v1/upgrade"))["form"] == FORM_FIRST
+    done = (await asker.sees("POST", "/v1/upgrade/finish", 200, json={"reason": "all run it"})).json()
+    assert (done["form"], done["before"]) == (FORM, FORM_FIRST)
+
+
 async def owners(asker: Asker) -> None:
     await asker.sees("POST", "/v1/owners/person:17/erase", "NOT_FOUND", json={"reason": "asked"})
     keys = asker.ledger.keys
@@ -119,4 +132,4 @@ async def owners(asker: Asker) -> None:
         await asker.sees("POST", f"/v1/owners/jane@example.org/{act}", "JOB_INVALID_INPUT", json={})
 
 
-CASES: Final = (looking, the_ledger, checked, subscriptions, retention, owners)
+CASES: Final = (looking, the_ledger, checked, subscriptions, retention, upgrade, owners)

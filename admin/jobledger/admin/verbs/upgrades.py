@@ -55,7 +55,7 @@ def _next_step(found: Upgrade) -> str:
     "POST /v1/upgrade/finish",
     permission="admin",
     summary="Let events of the newest form be appended",
-    problems=("REFUSED", "LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT"),
+    problems=("REFUSED", "LEDGER_FULL", "LEDGER_BUSY"),
 )
 class FinishUpgrade(Verb[FinishedUpgrade], frozen=True, kw_only=True):
     """Let events of the newest form be appended. Earlier releases stop reading there: nobody can go back to them.
