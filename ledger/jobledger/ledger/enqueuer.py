@@ -413,8 +413,6 @@ class Enqueuer:
 
     def _owner(self, task: Kind, options: Options, text: bytes) -> str:
         """Return whose data the job holds, "" where nobody said. Raises: InvalidInputError."""
-        if options.owner and "{" not in options.owner:
-            return options.owner
         if options.owner:
             from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
 
@@ -425,7 +423,8 @@ class Enqueuer:
 
     async def _key(self, task: str, owner: str) -> ValueKey:
         """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; RefusedError."""
-        self._client.stamp().require_form(SEALED_FORM, f"the owner of a job of task {task}")
+        if self._client.form < SEALED_FORM:
+            self._client.stamp().require_form(SEALED_FORM, f"the owner of a job of task {task}")
         return await self._client.keys.key_for(owner)
 
     async def _ensure(self, named: Iterable[NamedLimits]) -> None:

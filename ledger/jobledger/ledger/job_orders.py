@@ -5,7 +5,6 @@ A client uses it when it enqueues, and an outbox when the job is to wait in the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import uuid_utils
 
 from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.limits.declared import Limit
-from jobledger.ledger.limits.keys import KeySource, with_limits
+from jobledger.ledger.limits.keys import InputArguments, KeySource, with_limits
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.events import Order, PayloadRef
@@ -68,7 +67,7 @@ def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
 
 def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
     order = Order(tenant=tenant, metadata=options.metadata)
-    return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
+    return KeySource(task.name, options.queue, order, InputArguments(task.signature.decode, text))
 
 
 def plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
@@ -108,7 +107,7 @@ def command_of(
     if inherit is not None:
         order = inherit(order)
     if options.declared or options.declared_queue is not None:
-        arguments = functools.cache(lambda: task.signature.decode(text))
+        arguments = InputArguments(task.signature.decode, text)
         job = KeySource(task.name, options.queue, order, arguments, None if key is None else key.index)
         order = with_limits(job, options.declared, options.declared_queue)
     if key is not None:

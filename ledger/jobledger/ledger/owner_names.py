@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
 from jobledger.ledger.additions.kind import Kind
-from jobledger.ledger.limits.keys import KeySource
+from jobledger.ledger.limits.keys import InputArguments, KeySource
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.options import Options
 from jobledger.ledger.templates import filled
@@ -19,5 +17,5 @@ def owner_named(task: Kind, options: Options, text: bytes) -> str:
     if "{" not in options.owner:
         return options.owner
     order = Order(tenant=options.tenant, metadata=options.metadata)
-    arguments = functools.cache(lambda: task.signature.decode(text))
+    arguments = InputArguments(task.signature.decode, text)
     return filled("owner", options.owner, KeySource(task.name, options.queue, order, arguments))

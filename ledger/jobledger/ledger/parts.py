@@ -58,6 +58,11 @@ class Client(Writer, Protocol):
     """One client of a ledger, as its handles and its enqueuer use it."""
 
     @property
+    def form(self) -> int:
+        """Up to which form it appends events."""
+        ...
+
+    @property
     def hints(self) -> JobHints:
         """Who is told early."""
         ...

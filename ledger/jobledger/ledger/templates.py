@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from typing import Final, Literal
@@ -13,6 +14,12 @@ from jobledger.ledger.model.subjects import check_token
 
 What = Literal["id", "tenant", "owner"]
 _FIELD: Final = re.compile(r"\{([^{}]+)\}")
+
+
+@functools.lru_cache
+def _parts(template: str) -> tuple[str, ...]:
+    """Return the texts around the fields of a template, and in between what each field names."""
+    return tuple(_FIELD.split(template))
 
 
 def check_template(what: What, template: object) -> None:
@@ -63,7 +70,9 @@ def filled(what: What, template: str, job: KeySource) -> str:
 
     Raises: InvalidInputError where the job lacks a value, or has one that cannot be part of it.
     """
-    found = _FIELD.sub(lambda field: job.key(f"the {what}", field[1]), template)
+    parts = list(_parts(template))
+    parts[1::2] = [job.key(f"the {what}", source) for source in parts[1::2]]
+    found = "".join(parts)
     if what == "id":
         try:
             check_token("job id", found)

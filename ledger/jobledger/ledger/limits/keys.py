@@ -19,6 +19,23 @@ _TENANT: Final = "tenant"
 _INDEX_DIGITS: Final = 16
 
 
+class InputArguments:
+    """The arguments that an input gives a task, defaults included: decoded when a key first asks for them."""
+
+    __slots__ = ("_decode", "_found", "_text")
+
+    def __init__(self, decode: Callable[[bytes], Mapping[str, Any]], text: bytes) -> None:
+        self._decode = decode
+        self._text = text
+        self._found: Mapping[str, Any] | None = None
+
+    def __call__(self) -> Mapping[str, Any]:
+        """Return them. Raises: what `decode` raises."""
+        if self._found is None:
+            self._found = self._decode(self._text)
+        return self._found
+
+
 class KeySource(msgspec.Struct, frozen=True):
     """A job that is enqueued: what its keys are made of."""
 
@@ -41,7 +58,9 @@ class KeySource(msgspec.Struct, frozen=True):
             return self._checked(of, source, self.order.metadata.get(name), f"metadata={{{name!r}: ...}}")
         arguments = self.arguments()
         if source in arguments:
-            value = msgspec.to_builtins(arguments[source], enc_hook=to_builtin)
+            value = arguments[source]
+            if type(value) is not str:
+                value = msgspec.to_builtins(value, enc_hook=to_builtin)
             return self._checked(of, source, value, "a text or a whole number")
         if source == _TENANT:
             return self._checked(of, source, self.order.tenant or None, "tenant=...")

@@ -109,7 +109,7 @@ def is_sealed(value: bytes) -> bool:
 
 def _is_base64(text: bytes) -> bool:
     try:
-        return bool(base64.b64decode(text, validate=True))
+        return bool(binascii.a2b_base64(text, strict_mode=True))
     except binascii.Error:
         return False
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from jobledger.ledger.children import child_id_of
-from jobledger.ledger.limits.keys import KeySource, with_limits
+from jobledger.ledger.limits.keys import InputArguments, KeySource, with_limits
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidError,
@@ -175,7 +175,7 @@ class Group:
         order = msgspec.structs.replace(options.order(), tenant=base.tenant)
         seals = self._passage.journal.key
         index = None if seals is None else seals.index
-        job = KeySource(task.name, options.queue, order, lambda: task.signature.decode(text), index)
+        job = KeySource(task.name, options.queue, order, InputArguments(task.signature.decode, text), index)
         return with_limits(job, options.declared, options.declared_queue).limits
 
     async def ends(self, asked: StepRequest) -> list[MemberEnd]:
