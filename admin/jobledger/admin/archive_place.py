@@ -52,7 +52,7 @@ def require_place(
 def is_marked(
     folder: Path, names: Names, head: Head, newest: Archived | None, *, makes: bool = False
 ) -> bool:
-    """Return whether the folder is marked as the archive of this ledger; False where it may be. Changes nothing.
+    """Return whether the folder is marked as the archive of this ledger; False: not yet, and it may be marked.
 
     `newest`: what the newest archive run recorded. `makes`: a missing folder is made, for a first archive.
 
@@ -62,7 +62,7 @@ def is_marked(
     if found == _mark_of(names, head):
         return True
     if newest is not None:
-        # Begun by hand, or of a ledger that was restored: the newest export proves whose it is.
+        # It was begun by hand, or the ledger was restored: the newest export proves whose archive it is.
         if newest.manifest_sha256 not in _exports(folder, names):
             raise ArchiveAbsentError(
                 f"{folder} is not the archive of this ledger, which the newest run wrote to {newest.folder or 'another folder'}: "

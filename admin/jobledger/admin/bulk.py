@@ -50,7 +50,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
     verb: Literal["cancel", "retry", "reschedule", "requeue", "discard"]
     past: Literal["cancelled", "queued", "rescheduled", "requeued", "discarded"]
-    states: tuple[str, ...]  #: of the jobs that conditions choose, unless the condition names states itself
+    states: tuple[str, ...]  #: states that a condition chooses from if it names none
     plan: Step
     do: Step
 
@@ -65,7 +65,7 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def requeue_act(how: Callable[[ChosenJob], RequeueOptions], *, by: str) -> Act:
-    """Give new attempts; `how` may depend on the job, as a new input that is read by its task's types does."""
+    """Give new attempts; `how` gets the job, since a new input is read by the types of that job's task."""
 
     async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         return Effect((await plan_requeue(ledger, chosen.ref, how(chosen))).input_text)

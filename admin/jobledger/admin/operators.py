@@ -26,7 +26,7 @@ from jobledger.ledger.model.times import time_text
 from jobledger.projections import ActFilter, EventGapError, Projector, Store
 from jobledger.projections.tables.acts import ActGroup
 
-_ACTS_MAX: Final = 100_000  #: that are looked at for those that belong together
+_ACTS_MAX: Final = 100_000  #: the most acts that are searched for groups
 _CHAINS_AT_ONCE: Final = 48  # of some ten events each
 
 
@@ -68,7 +68,7 @@ async def operator_acts(
     """
     log = await with_archive(rows.ledger.log, archives)
     gap = await missing(log, archives, since=chosen.since)
-    # The rows may begin before the log that is read; without this the answer would depend on when they were made.
+    # Rows older than the log are left out: else two projections of different age would answer differently.
     chosen = msgspec.structs.replace(chosen, from_sequence=(await log.head()).first_sequence)
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)

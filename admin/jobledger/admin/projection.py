@@ -27,10 +27,10 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
     position: int  #: stream sequence of the last event in the rows; 0 without a file
     head: int  #: the ledger's last stream sequence
     begins_at: int  #: first stream sequence that the rows know of
-    counts_begin_at: int | None  #: first one that is in the counts
+    counts_begin_at: int | None  #: first stream sequence that the counts include
     missing: str  #: a sentence on what the rows lack, "" where they have all
     problem: str  #: why it cannot go on in this ledger, "" where it can
-    lag_events: int | None  #: None where it cannot go on: its rows may be of another past
+    lag_events: int | None  #: None when it cannot go on: its rows may come from a ledger with another history
     lag_s: float | None  #: age of the oldest event that is not in the rows, by this machine's clock
     updated_at: str | None
     schema_version: int | None
@@ -48,7 +48,9 @@ async def projection_status(ledger: Ledger, path: Path) -> tuple[ProjectionStatu
         size_bytes = _size_bytes(path)
     except ProjectionMissingError:
         position, size_bytes = None, 0
-    head = await ledger.log.head()  # after the position, so that a sound ledger is never shorter
+    head = (
+        await ledger.log.head()
+    )  # read after the position: else a sound ledger could look shorter than the projection
     problem = None if position is None else await _disagreement(ledger, path, position)
     at = position.stream_sequence if position is not None else 0
     unread = None

@@ -18,14 +18,14 @@ def on_demand(
 
     `homes`: each module, below the package, with the names that others import from the package. No name may be that of
     a module directly in the package: Python would replace it by the module once that is imported.
-    `elsewhere`: names that are looked for here and that another package has: who asks for one gets an ImportError that
-    says which.
+    `elsewhere`: names that people look for here but that another package has. To import one raises an ImportError that
+    names that package.
     """
     module_of = {name: module for module, names in homes.items() for name in names}
 
     def find(name: str) -> object:
         if elsewhere is not None and name in elsewhere:
-            # Of an AttributeError Python would tell nothing in `from ... import`.
+            # `from ... import` hides the text of an AttributeError.
             line = f"from {elsewhere[name]} import {name}"
             raise ImportError(f"{package} has no {name}: write `{line}`", name=package)
         if name not in module_of:

@@ -18,7 +18,7 @@
     ├── ProjectionStorageError      the disk refused
     ├── MomentArchivedError         a past moment was asked for whose events are no longer in the ledger
     ├── ProjectionTimeoutError      an awaited position was not reached in time
-    │   └── ProjectionBehindError   the same, told by a file that others bring up to date
+    │   └── ProjectionBehindError   the same, for a file that another process updates
     ├── PositionArchivedError       events were archived that the projection has not read, or cannot be compared with
     ├── PositionMismatchError       file and ledger do not have the same past
     └── EventGapError               an event is missing between the position and what was read
@@ -184,7 +184,7 @@ class MomentArchivedError(ProjectionError):
 
 
 class ReadModelDefinitionError(ProjectionConfigError):
-    """A class cannot be a read model: it cannot be made, has not the shape, or its tables cannot be made."""
+    """A class cannot be a read model: it cannot be instantiated, lacks what a model must have, or its tables cannot be created."""
 
 
 class ReadModelFailedError(ProjectionError):

@@ -27,7 +27,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     loop: asyncio.AbstractEventLoop  #: everything runs on it; kept, since asking for it each time is slow
     inputs: Values  #: large inputs and checkpoints
     results: Values  #: large results
-    keys: KeyHolder | None = None  #: who has the keys of owners; None: no job that has one is run here
+    keys: KeyHolder | None = None  #: holds the keys of owners; None: no job of an owner runs here
     stamp: Callable[[str], Stamp]  #: identity of the worker -> who and when, for events decided now
     tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
     #: Returns the ledger in which a job's own code makes jobs and the like; None: it may make nothing here.

@@ -170,9 +170,10 @@ class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     reason: Reason = ""
 
     async def do(self, place: Place) -> WebhookInfo:
-        """Set it. Raises: as `put_webhook`, and what refuses a reference."""
+        """Set it. Raises: as `put_webhook`; AccessDeniedError for a secret that the caller may not name."""
         if any(map(is_reference, self.headers.values())):
-            # The value of a reference is sent to the target, so whoever names both could read the gateway's files.
+            # A header may name a file of the gateway, whose text is sent to the target: whoever chooses both could read
+            # any file.
             place.principal.require_everywhere("admin")
         given = msgspec.structs.asdict(self)
         name, reason = given.pop("name"), given.pop("reason")
@@ -204,7 +205,7 @@ class RotateWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     reason: Reason = ""
 
     async def do(self, place: Place) -> WebhookInfo:
-        """Rotate it. Raises: as `rotate_webhook`, and what refuses a reference."""
+        """Rotate it. Raises: as `rotate_webhook`; AccessDeniedError for a secret that the caller may not name."""
         place.require_secrets([self.secret])
         return await rotate_webhook(
             place.ledger,

@@ -59,7 +59,7 @@ class WorkflowVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether no run needs its code any more; a dead letter would, if it was requeued."""
+        """Whether no open run and no dead letter, which may be requeued, needs its code."""
         return not self.open_count and not self.dead_letters
 
 
@@ -128,7 +128,7 @@ async def _announced(rows: Rows, known: set[str]) -> _AnnouncedVersion:
         try:
             entry = await find_task(ledger.inbox, ledger.names, name)
         except PermissionRefusedError:
-            break  # who may not read the bucket is told the rest
+            break  # without the right to read the bucket the rest is shown
         if entry is not None and entry.versions is not None:
             entries[name] = entry
     return _AnnouncedVersion(workers, entries)

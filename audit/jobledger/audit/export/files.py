@@ -80,7 +80,7 @@ class EventFile(Protocol):
     entry: ExportedFile
 
     def check(self) -> str | None:
-        """Read all of it, and return how it is not what the manifest says, None when it is."""
+        """Read all of it, and return how it differs from the manifest, or None."""
         ...
 
     def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:

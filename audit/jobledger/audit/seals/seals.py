@@ -46,7 +46,7 @@ class MerkleTree:
         node = hashlib.sha256(_LEAF + value).digest()
         self.count += 1
         full = self.count
-        while not full & 1:  # as many subtrees are whole now as the count has zeros at its end
+        while not full & 1:  # each zero at the end of the binary count completes a subtree
             node = hashlib.sha256(_NODE + self._peaks.pop() + node).digest()
             full >>= 1
         self._peaks.append(node)
@@ -99,7 +99,7 @@ def signed_text(seal: SealRecorded, environment: str) -> bytes:
 def _written(at: datetime) -> str:
     try:
         return at.astimezone(UTC).isoformat(timespec="microseconds")
-    except OverflowError:  # a time that no sealer writes: the signature will not fit it
+    except OverflowError:  # no sealer writes such a time: the check of the signature fails then
         return at.isoformat()
 
 
@@ -234,7 +234,7 @@ class SealCheck:
     ) -> None:
         """`trusted` are the keys that count; None leaves signatures unchecked.
 
-        `whole`: each seal must go on where the one before ended, as in the ledger; published ones may be a choice.
+        `whole`: each seal must go on where the one before ended, as in the ledger; of published ones some may be left out.
         """
         self._names = names
         self._trusted = trusted
@@ -351,8 +351,8 @@ def _name(each: Seal) -> str:
 def read_published(path: Path, *, begun: bool = True) -> list[Seal]:
     """Read published seals, one a line, the oldest first; of equal ones one is kept.
 
-    A line that broke off and was written again after it is passed over. `begun` False is for who goes on writing: the
-    file may be missing or empty, and its last line broken off.
+    A line that broke off and was written again after it is passed over. `begun=False`: seals
+    will be added to the file, which may be missing or empty, or end with a broken line.
 
     Raises: ConfigurationError for a file that cannot be read or has none, InvalidInputError for what is no seal.
     """

@@ -22,6 +22,8 @@ from jobledger.ledger.model.times import shown_time
 from jobledger.projections import JobFilter, JobRow, SearchLimits
 from jobledger.projections.search import read_words
 
+#: The list of jobs, column by column, as `_row` fills them; `!` is never cut, `>` stands at the right.
+COLUMNS: Final = ("id!", "queue", "task", "status!", "age>")
 _LIMITS: Final = SearchLimits(seconds_max=2.0)  #: a command delays only the person who typed it
 
 
@@ -59,7 +61,7 @@ def _show(cli: Cli, page: JobPage, view: View, words: Sequence[str], *, is_bare:
         for row in page.items:
             output.object({**msgspec.structs.asdict(row), **rows_begin(view)})
     elif page.items:
-        output.table(("id!", "queue", "task", "status!", "age>"), [_row(row, view.now) for row in page.items])
+        output.table(COLUMNS, [_row(row, view.now) for row in page.items])
     elif page.next is None:
         said = "no jobs; add one with `jobledger enqueue`" if is_bare else "no jobs"
         output.say(

@@ -1,4 +1,4 @@
-"""What a gateway, or `up`, and its child processes say to each other, beside what all processes and their parents do.
+"""What a gateway, or `up`, and its child processes say to each other; messages of all child processes are in `workers.processes.messages`.
 
 When the line ends, the other side is gone. A child then ends, and removes what it made.
 """

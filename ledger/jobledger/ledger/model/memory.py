@@ -59,7 +59,9 @@ class MemoryLog(JobReads):
         self._clock = clock
         self._stored_bytes_max = stored_bytes_max
         self._stored_bytes = 0
-        self._kept: list[_KeptMessage] = []  # index = stream sequence - 1; nothing in what was purged
+        self._kept: list[
+            _KeptMessage
+        ] = []  # index = stream sequence - 1; a purged message stays as an empty one
         self._purged = 0  # how many of them, from the beginning
         self._chains: dict[str, list[int]] = {}  # exact chain filter -> indexes
         self._arrived = asyncio.Event()
@@ -218,7 +220,7 @@ class MemoryLog(JobReads):
                 wanted = self._since(from_time, wanted)
                 from_time = (
                     None if wanted else from_time
-                )  # what follows the first is wanted, whatever its clock says
+                )  # after the first one all are wanted, also with an earlier time
             fitting = [index for index in wanted if not fits or fits.fullmatch(self._kept[index].subject)]
             batch, problem = readable(fitting, self._message)
             position = end

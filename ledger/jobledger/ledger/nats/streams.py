@@ -31,7 +31,7 @@ _SAID_MAX: Final = 40
 #: In the metadata of a ledger that is being brought back: which restore does so.
 RESTORE_MARK: Final = "jobledger_restore"
 _DUPLICATE_WINDOW_S: Final = 120.0
-#: Each queue has three. A stream that says no number may have as many as the server's `default_max_consumers`, 1,000.
+#: Each queue has three consumers. A stream without a limit of its own gets the server's `default_max_consumers`, 1,000.
 _CONSUMERS_MAX: Final = 10_000
 #: Where the server says that a consumer gave a message up.
 _ADVISORIES: Final = "$JS.EVENT.ADVISORY.CONSUMER"
@@ -115,8 +115,8 @@ def timers_specification(names: Names, replicas: int) -> StreamSpec:
             "subjects": [names.all_timers],
             "retention": "workqueue",
             "storage": "file",
-            # The server allows no `discard: new` with schedules, and `old` would forget timers at any limit: so there
-            # is none. A timer is smaller than the event that set it, and gone once it has fired and was heard.
+            # The server allows no `discard: new` with schedules, and `old` forgets timers when a limit is reached: so the
+            # stream has no limit of size. A timer is smaller than the event that set it, and gone once it has fired and was heard.
             "discard": "old",
             "no_ack": False,
             "max_age": 0,
@@ -203,7 +203,7 @@ def _workers(names: Names, lease_s: float, replicas: int) -> StreamSpec:
 def bucket_specification(
     name: str, subjects: str, *, entries_max: int, entry_bytes_max: int, replicas: int, life_s: float = 0.0
 ) -> StreamSpec:
-    """Return a key-value bucket that who needs it makes: the newest entry of each key, for `life_s` where that is given."""
+    """Return the settings of a bucket that its first user makes. It keeps each key's newest entry, for `life_s` if given."""
     return StreamSpec(
         name=name,
         config={
@@ -226,8 +226,8 @@ def bucket_specification(
 def keys_specification(names: Names, replicas: int) -> StreamSpec:
     """Return the bucket of owners' keys; whoever makes the first key makes it.
 
-    Its messages may be deleted: that alone writes other bytes over them on the disk. The second message of an owner is
-    there for the moment between a new entry and the deletion of the one before.
+    Messages may be deleted, since only a deletion overwrites the bytes on the disk. An owner may have two messages,
+    because a new one is written before the old one is deleted.
     """
     spec = bucket_specification(
         f"KV_{names.keys_bucket}",
@@ -339,7 +339,7 @@ async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> None:
 def form_in(config: Mapping[str, Any]) -> int:
     """Return the form of the ledger whose stream has these settings; the first one where they say none.
 
-    What is no number counts as the first, which every program reads, until somebody connects: see `check_settings`.
+    A value that is no number counts as form 1, which every program reads; `check_settings` refuses it at the next connect.
     """
     said = _metadata(config).get(_FORM_MARK, "")
     return int(said) if _is_form(said) else FORM_FIRST

@@ -169,7 +169,7 @@ def _by_django(connection: Any, text: str) -> None:
         cursor.execute(insertion("%s"), [text])
 
 
-#: By the package of the connection's class. SQLAlchemy and Django are first: they wrap connections of the others.
+#: The function that inserts, by the package of the connection's class. SQLAlchemy and Django are first: they wrap connections of the others.
 _WAYS: Final[dict[str, Insert]] = {
     "sqlalchemy": _by_sqlalchemy,
     "django": _by_django,

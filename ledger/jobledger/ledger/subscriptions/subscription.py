@@ -124,7 +124,8 @@ class Subscription:
 
     Iterate it for deliveries, in one task or in several. At most `max_in_flight` are on hand at a time: while
     that many are not settled, the iteration waits. All on hand is kept from others while this process lives, and given back
-    when the block ends. Never a delivery twice at once in one process; in stream order, but for what comes again.
+    when the block ends. One process never holds an event twice at once. Events come in stream order, except those that are
+    delivered again.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Subscription:
         self._acknowledged = 0
         # By stream sequence, handed to the handler or not yet.
         self._held = HeldDeliveries[int](connection, ACK_WAIT_S_DEFAULT)
-        self._queue: deque[int] = deque()  # of these, those that were not handed over yet
+        self._queue: deque[int] = deque()  # events on hand that the handler did not get yet
         self._owed: dict[int, Delivery] = {}  # acks that could not be sent, by stream sequence
         self._last_acked: Delivery | None = None
         self._arrived = asyncio.Event()  # for who iterates
@@ -152,7 +153,7 @@ class Subscription:
             on_delivery=self._on_delivery,
             is_finite=not config.follow,
         )
-        self._is_found = False  # just now: it need not be looked for again
+        self._is_found = False  # true right after the consumer was found, so `_run` need not look for it
         self._is_closed = False
         self._failure: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -195,8 +196,9 @@ class Subscription:
         with contextlib.suppress(ConnectionLostError, LedgerError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 # Events on their way to us reach nobody else before their ack wait ends: let them arrive. A question
-                # about the consumer makes the server forget requests that nobody waits for. Otherwise it would offer
-                # the first event given back to our old request in vain, and redeliver it after all others.
+                # about the consumer makes the server forget requests that nobody waits for. If it still knew ours, it
+                # would send the first event that we give back to that request. Nobody would take it, and it would
+                # come again after all others.
                 if await self._pulling.stop_asking():
                     await self.info()
         for task in self._tasks:
@@ -208,7 +210,9 @@ class Subscription:
         if last is not None:
             await self._tell_for_sure(last, NAK)
         elif self._last_acked is not None:
-            await self._tell_for_sure(self._last_acked, IN_PROGRESS)  # means nothing for what is acknowledged
+            await self._tell_for_sure(
+                self._last_acked, IN_PROGRESS
+            )  # the server ignores it for an acknowledged event: only its answer matters
         self._arrived.set()
 
     async def info(self) -> SubscriptionInfo:
@@ -250,7 +254,7 @@ class Subscription:
         except CorruptLedgerError:
             self.settle(sequence, nak(growing_s(raw.delivered)))  # a newer process may know it
             raise
-        # What is no event is nothing that anybody subscribed to.
+        # Nobody subscribed to a message that is no event: it is acknowledged and passed over.
         if not isinstance(found, StoredEvent) or not self.config.filter.fits(found):
             self.settle(sequence, ACK)
             return None

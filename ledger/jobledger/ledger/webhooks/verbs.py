@@ -96,7 +96,7 @@ class RouteVerbs:
             name: None if name in late else source_value(source, RuleInput())
             for name, source in given.items()
         }
-        if "*" in rule.input:  # the body may have any of the others
+        if "*" in rule.input:  # the body may give any parameter that the rule does not name
             late |= set(task.signature.names) - known.keys()
             known.update(dict.fromkeys(late - known.keys()))
         try:
@@ -226,7 +226,7 @@ class RouteVerbs:
         options = task.defaults.changed(said, queue=rule.queue or None, limits=())
         with contextlib.suppress(
             InvalidError
-        ):  # the task got limits since the rule was set: too many with these
+        ):  # the task got limits after the rule was set, and both together are too many
             options = options.changed({}, queue=None, limits=match.said.get("limits", ()))
         options = await self._nameable(rule, task, options)
         # The delivery makes the job unique, so the task's own rules do not apply.
@@ -235,7 +235,8 @@ class RouteVerbs:
             named = None if options.id_template and "id" not in match.said else job_id
             return await self._enqueuer.bulk_order(task, options, named, text)
         except InvalidInputError:
-            owner = OWNER_DEFAULT if "{" in options.owner else options.owner  # never in the clear
+            # An owner that cannot be made of this body is replaced by the default one, so that values stay sealed.
+            owner = OWNER_DEFAULT if "{" in options.owner else options.owner
             without = msgspec.structs.replace(
                 options, declared=(), declared_queue=None, id_template="", tenant_template="", owner=owner
             )
@@ -243,7 +244,7 @@ class RouteVerbs:
 
     async def _nameable(self, rule: RouteRule, task: AnnouncedTask, options: Options) -> Options:
         """Return the options of a rule's job, without limits if it may no longer name one: no delivery is lost."""
-        with acting_for(None):  # whoever set the rule up was allowed to
+        with acting_for(None):  # the right to name limits was checked when the rule was set
             try:
                 await self._client.code_limits.ensure(options, task.name, options.limits)
             except AccessDeniedError as error:

@@ -1,7 +1,7 @@
 """Rates: when a key of a limit may have its next start. Pure; GCRA, one number a key.
 
-Times are whole nanoseconds since 1970. A key's number is the moment at which its allowance is whole again; a moment in
-the past counts as none. Times are those of `granted`, which never go back, so a second reader of the grants counts
+Times are whole nanoseconds since 1970. Of each key one moment is kept: when it may use its whole burst again; a moment
+in the past is the same as none. Times are those of `granted`, which never go back, so a second reader of the grants counts
 the same. Source: ITU-T I.371, the virtual scheduling algorithm.
 """
 
