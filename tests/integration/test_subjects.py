@@ -10,11 +10,12 @@ import contextlib
 import functools
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import nats
 import pytest
 from tests.integration.test_owners import master_file
@@ -31,6 +32,7 @@ from tests.support.working import LIMIT_S, becomes, ended, until, working
 from jobledger.admin.keeper import Keeper
 from jobledger.admin.keys import list_keys
 from jobledger.admin.objects.move_outcome import MoveOutcome
+from jobledger.audit.archive.unnamed import clear_values
 from jobledger.cli.errors import NOT_FOUND
 from jobledger.cli.main import run
 from jobledger.gateway.access.keys import AccessSettings, opened_access
@@ -62,6 +64,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.api import right_to_read
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.snapshots import closed_subjects
+from jobledger.ledger.nats.stored_values import StoredValues
 from jobledger.ledger.owner_key import WrapKey
 from jobledger.ledger.throttle import waiting_jobs
 from jobledger.projections import Projector
@@ -546,6 +549,7 @@ class Stage:
             "Archiver", "audit", "archive", "--before", moment, "--to", str(self._folder / "archive")
         )
         anyio.run(self._keep)
+        anyio.run(self._clear)
 
     async def _keep(self) -> None:
         """Be the keeper for a moment."""
@@ -563,6 +567,20 @@ class Stage:
                 while await watching.leases.find(f"{ledger.leases.user}.keeper") is None:
                     await anyio.sleep(0.02)
             group.cancel_scope.cancel()
+
+    async def _clear(self) -> None:
+        """Mark a large value that no event names, and delete it; time is brought along."""
+        async with self.client("Producer") as ledger:
+            await ledger.inputs.put(msgspec.json.encode(LARGE[::-1] + "!"), what="input", key="")
+        async with self.client("Archiver") as ledger:
+            stored, archive = (
+                StoredValues(ledger.inbox, ledger.names, ledger.inputs),
+                self._folder / "archive",
+            )
+            for days in (1, 2):
+                now = ledger.clock.now() + timedelta(days=days)
+                done = await clear_values(ledger.log, stored, archive, now)
+            assert done.deleted
 
     def audit(self) -> None:
         """Prove and keep what is there; change nothing."""

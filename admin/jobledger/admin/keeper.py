@@ -1,5 +1,7 @@
 """A keeper: it looks now and then how full the ledger is, and has its oldest events moved into an archive.
 
+A few times a day it also has large values deleted that no event names any more: see `audit.archive.unnamed`.
+
 One process of an environment is the keeper, by a lease of that name; the others wait for it. The work itself is done where
 it disturbs nobody, mostly in a process of its own. Two at once would do no harm: an archive run is refused when another
 was faster. What is kept and moved is a setting of the ledger. Source: ADR 062.
@@ -28,6 +30,7 @@ from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import newest_archived
 from jobledger.audit.archive.plan import bound, stored_before
 from jobledger.audit.archive.slices import Slice, find_slice
+from jobledger.audit.archive.unnamed import clear_values
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, RefusedError
 from jobledger.ledger.model.forms import FORM
@@ -37,6 +40,7 @@ from jobledger.ledger.model.retention import MAIN, RETENTION, Retention
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.leases import KEEPER, LeaseLostError, WorkerInfo, keeper_among
+from jobledger.ledger.nats.stored_values import StoredValues
 from jobledger.projections import ProjectionError, counting
 
 logger = logging.getLogger("jobledger.keeper")
@@ -54,6 +58,9 @@ _GLANCE_S: Final = 10.0
 _RUN_S_MAX: Final = 4 * 3600.0
 _PLACE_S: Final = 30.0  #: how long the folder of the archive may take to be looked at
 _RUNS_MAX: Final = 20  #: one after the other, before the next pause
+#: How often large values are looked at, which reads the whole ledger; and how soon again where that did not go well.
+_CLEAR_EVERY_S: Final = 6 * 3600.0
+_CLEAR_AGAIN_S: Final = 3600.0
 #: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
 _LATE_SHARE: Final = 0.05
 
@@ -126,6 +133,26 @@ async def move_once(ledger: Ledger, projection: Path, default_to: str = "") -> M
     """Move what the setting says; into `default_to` where it names no place, made if missing. Raises: UnreachableError."""
     terms = await retention_of(ledger, default_to)
     return await move(ledger, projection, terms, makes=terms.to == default_to)
+
+
+async def clear_once(ledger: Ledger, default_to: str = "") -> MoveOutcome:
+    """Delete what no event names any more of the large values; see `clear_values`. `default_to`: as in `move_once`.
+
+    Raises: UnreachableError, where the setting cannot be read.
+    """
+    terms = await retention_of(ledger, default_to)
+    if not terms.to:
+        return MoveOutcome(trouble=NO_PLACE)
+    stored = StoredValues(ledger.inbox, ledger.names, ledger.inputs)
+    try:
+        done = await clear_values(ledger.log, stored, Path(terms.to), ledger.clock.now())
+    except LedgerError as error:
+        return MoveOutcome(is_due=True, trouble=f"no large value is deleted: {error}")
+    except OSError as error:
+        where = error.filename or terms.to
+        why = f"the archive cannot be read, {where}: {error.strerror or error}"
+        return MoveOutcome(is_due=True, trouble=f"no large value is deleted: {why}")
+    return MoveOutcome(is_due=done.is_late, values=done.deleted, values_bytes=done.bytes)
 
 
 async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool) -> MoveOutcome:
@@ -206,23 +233,31 @@ def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float
     return min(terms.every_s, max(_PAUSE_S_MIN, left / 2 / bytes_s))
 
 
-#: Moves events once, wherever that is done; see `move`.
+#: Moves events once, wherever that is done, or deletes large values once; see `move` and `clear_once`.
 Work = Callable[[], Awaitable[MoveOutcome]]
 
 
 class Keeper:
     """Looks at one ledger, and has events moved, for as long as it holds the lease."""
 
-    def __init__(self, ledger: Ledger, work: Work, *, default_to: str = "") -> None:
-        """`default_to`: where events are moved while nobody has said where."""
+    def __init__(
+        self, ledger: Ledger, work: Work, *, clear: Work | None = None, default_to: str = ""
+    ) -> None:
+        """`clear`: deletes large values that nothing names, as `clear_once` does; None: nobody does.
+
+        `default_to`: where events are moved while nobody has said where.
+        """
         self._ledger = ledger
         self._work = work
+        self._clear = clear
+        self._clear_at = 0.0  # by the monotonic clock
+        self._cleared = MoveOutcome()  # by the last look at large values
         self._default_to = default_to
         self._started_at = ledger.clock.now()
         self._archive = default_to
         self._moved = MoveOutcome()  # by the last look
         self._away = ""  # why the folder of the archive cannot be used; "": it can
-        self._trouble = ""  # what is told: one of the two
+        self._trouble = ""  # what is told of these
         self._looked_at = self._started_at
         self._place_up: bool | None = None
         self._is_looking = False  # a thread looks at the folder of the archive
@@ -316,13 +351,36 @@ class Keeper:
             )
         self._moved = moved
         await self._see_place(terms, await self._ledger.log.head())
+        if terms.to and not moved.goes_on:
+            await self._see_values(terms)
         return moved
+
+    async def _see_values(self, terms: Retention) -> None:
+        """Have large values deleted that nothing names, now and then, while the archive is there."""
+        monotonic = self._ledger.clock.monotonic
+        if self._clear is None or self._away or monotonic() < self._clear_at:
+            return
+        try:
+            async with asyncio.timeout(_RUN_S_MAX):
+                cleared = await self._clear()
+        except TimeoutError:
+            cleared = MoveOutcome(
+                is_due=True,
+                trouble=f"a look at large values took more than {_RUN_S_MAX:,.0f} s and was ended",
+            )
+        self._clear_at = monotonic() + (_CLEAR_AGAIN_S if cleared.is_due else _CLEAR_EVERY_S)
+        self._cleared = cleared
+        if cleared.values:
+            logger.info(
+                "deleted %d large values, %d bytes, that no event names", cleared.values, cleared.values_bytes
+            )
+        await self._see_place(terms, await self._ledger.log.head())
 
     async def _see_place(self, terms: Retention, head: Head) -> None:
         """Look whether the folder of the archive is there, and note what is wrong at this moment."""
         self._away = await self._why_no_place(terms, head)
         self._place_up = not self._away and not self._moved.unwritten
-        trouble = (self._moved.trouble or self._away)[:_TROUBLE_MAX]
+        trouble = (self._moved.trouble or self._away or self._cleared.trouble)[:_TROUBLE_MAX]
         if not trouble:
             self._looked_at = self._ledger.clock.now()
         elif trouble != self._trouble:

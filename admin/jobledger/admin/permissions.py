@@ -375,6 +375,8 @@ publish $JS.API.DIRECT.GET.KV_WORKERS | and which
 publish ledger.access.<key>.<event> | what is in force of keys, said again
 publish $JS.API.CONSUMER.LIST.LEDGER | what it would take from subscriptions
 publish $JS.API.STREAM.PURGE.LEDGER | take away what was archived
+publish $O.PAYLOADS.M.<object> | the keeper: mark a large value that no event names
+publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | and delete it half a day later
 """
     ),
     "In a cluster": _part(

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import anyio
+import msgspec
 import typer
 
-from jobledger.admin.keeper import Keeper, move_once
+from jobledger.admin.amounts import size
+from jobledger.admin.keeper import Keeper, clear_once, move_once
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.cli.command import ROWS, WAITS, Cli, command
 from jobledger.cli.errors import REFUSED, UsageError
@@ -20,7 +22,10 @@ from jobledger.workers.process import log_what_nobody_catches
 from jobledger.workers.services import outlive
 
 _Once = Annotated[
-    bool, typer.Option("--once", metavar="", help="Look once, move what is to go, and end; as for cron.")
+    bool,
+    typer.Option(
+        "--once", metavar="", help="Look once, move and delete what is to go, and end; as for cron."
+    ),
 ]
 _DefaultTo = Annotated[
     Path | None,
@@ -35,6 +40,8 @@ _DefaultTo = Annotated[
 @command(RETENTION, "run", takes=(*ROWS, WAITS))
 async def run(cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None) -> int | None:
     """Be the keeper: look now and then, and move old events into the archive, until Ctrl-C.
+
+    Large values that no event names any more are deleted.
 
     With --once it exits with 4 where something should have been moved and could not be.
     """
@@ -51,14 +58,27 @@ async def run(cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None) -
             return await move_once(ledger, path, default)
 
         group.start_soon(until_closed, ledger)
+
+        async def clear() -> MoveOutcome:
+            return await clear_once(ledger, default)
+
         if once:
             moved = await work()
+            if not moved.trouble:
+                moved = _with_values(moved, await clear())
             _tell(cli.output, moved)
             code = REFUSED if moved.trouble else None
         else:
-            await outlive(ledger.connection, "the keeper", Keeper(ledger, work, default_to=default).run)
+            keeper = Keeper(ledger, work, clear=clear, default_to=default)
+            await outlive(ledger.connection, "the keeper", keeper.run)
         group.cancel_scope.cancel()
     return code
+
+
+def _with_values(moved: MoveOutcome, cleared: MoveOutcome) -> MoveOutcome:
+    return msgspec.structs.replace(
+        moved, values=cleared.values, values_bytes=cleared.values_bytes, trouble=cleared.trouble
+    )
 
 
 def _tell(output: Output, moved: MoveOutcome) -> None:
@@ -73,5 +93,7 @@ def _tell(output: Output, moved: MoveOutcome) -> None:
         )
     elif not moved.trouble:
         output.say("nothing is to be moved")
+    if moved.values:
+        output.say(f"deleted {moved.values:,} large values that no event names, {size(moved.values_bytes)}")
     if moved.trouble:
         output.note(moved.trouble)

@@ -13,6 +13,8 @@ class MoveOutcome(msgspec.Struct, frozen=True, kw_only=True):
     jobs_carried: int = 0
     exports: tuple[str, ...] = ()
     first_sequence: int = 0  #: of the ledger then
+    values: int = 0  #: large values that were deleted, since no event named them any more
+    values_bytes: int = 0  #: and their bytes
     is_due: bool = False  #: there was something to move
     trouble: str = ""  #: why not as much was moved as should have been; "": it was
     unwritten: bool = False  #: because the folder of the archive takes nothing

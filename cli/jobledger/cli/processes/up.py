@@ -249,7 +249,7 @@ async def _up(cli: Cli, plan: _Plan) -> None:
                 entrance = Entrance(gateway="") if gateway is None else gateway.entrance
                 with entrance.shown(browser=plan.browser):
                     child = KeeperChild(ledger, path, plan.archive)
-                    keeper = Keeper(ledger, child.work, default_to=plan.archive)
+                    keeper = Keeper(ledger, child.work, clear=child.clear, default_to=plan.archive)
                     await _run(output, ledger, server, projecting, made, gateway, keeper)
 
 

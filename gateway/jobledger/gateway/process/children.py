@@ -96,8 +96,16 @@ class KeeperChild:
         self._setup = msgspec.structs.replace(setup_of(ledger, projection, "keeper"), archive=default_to)
 
     async def work(self) -> MoveOutcome:
-        """Have it look. Raises: ChildEndedError, OSError."""
-        async with child("keeper", self._setup) as running:
+        """Have it look whether events are to be moved. Raises: ChildEndedError, OSError."""
+        return await self._look(self._setup)
+
+    async def clear(self) -> MoveOutcome:
+        """Have it look for large values that nothing names. Raises: as `work`."""
+        return await self._look(msgspec.structs.replace(self._setup, clears=True))
+
+    @staticmethod
+    async def _look(setup: Setup) -> MoveOutcome:
+        async with child("keeper", setup) as running:
             async for message in messages(running):
                 if isinstance(message, KeeperReport):
                     return message.moved

@@ -118,7 +118,8 @@ class Process:
         )
         of_worker = setup_of(ledger, projection, "gateway-worker")
         self._working = None if hosting is None else WorkerChild(of_worker, hosting)
-        self._keeper = Keeper(ledger, KeeperChild(ledger, projection).work) if keeps else None
+        keeping = KeeperChild(ledger, projection) if keeps else None
+        self._keeper = None if keeping is None else Keeper(ledger, keeping.work, clear=keeping.clear)
         self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
         self._past = PastViews(setup_of(ledger, projection, "gateway-past"))
         rows = FollowedRows(ledger, projection, self._past)

@@ -23,6 +23,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
     key_file: str = ""  #: what unseals secrets; "": nothing does
     archive: str = ""  #: the folder where old events go if the setting names none; "": nowhere
+    clears: bool = False  #: large values are to be deleted that nothing names, instead of events moved
 
 
 class KeeperReport(msgspec.Struct, frozen=True, kw_only=True, tag="keeper_report"):

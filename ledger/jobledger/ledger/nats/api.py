@@ -101,11 +101,21 @@ class StoredMessage(msgspec.Struct, frozen=True):
     subject: str
     stream_sequence: int = msgspec.field(name="seq")
     data: str = ""  #: base64
+    headers: str = msgspec.field(default="", name="hdrs")  #: base64
+    time: str = ""  #: when it was stored, by the server's clock
 
     @property
     def content(self) -> bytes:
         """The data as stored."""
         return base64.b64decode(self.data)
+
+    def header(self, name: bytes) -> bytes:
+        """Return one header's value, b"" when it is not there."""
+        return header(base64.b64decode(self.headers), name)
+
+
+class _Purged(msgspec.Struct, frozen=True):
+    purged: int = 0
 
 
 class _Got(msgspec.Struct, frozen=True):
@@ -143,12 +153,16 @@ async def account_info(inbox: Inbox) -> AccountInfo:
     return await _call(inbox, "INFO", {}, AccountInfo, "this account's usage")
 
 
-async def stream_info(inbox: Inbox, stream: str, *, subjects: str | None = None) -> StreamInfo:
+async def stream_info(
+    inbox: Inbox, stream: str, *, subjects: str | None = None, offset: int = 0
+) -> StreamInfo:
     """Return a stream; with `subjects`, a filter, also how many messages each fitting subject has.
+
+    The server names at most 100,000 subjects, those after the first `offset`.
 
     Raises: MissingError.
     """
-    request = {} if subjects is None else {"subjects_filter": subjects}
+    request: dict[str, Any] = {} if subjects is None else {"subjects_filter": subjects, "offset": offset}
     is_quick = subjects is None  # else all subjects are counted
     return await _call(
         inbox, f"STREAM.INFO.{stream}", request, StreamInfo, f"stream {stream}", is_quick=is_quick
@@ -186,6 +200,17 @@ async def purge_stream(inbox: Inbox, stream: str, *, before_sequence: int) -> No
     """Delete every message before a stream sequence."""
     what = f"the purge of {stream}"
     await _call(inbox, f"STREAM.PURGE.{stream}", {"seq": before_sequence}, _Done, what, is_once=True)
+
+
+async def purge_subject(
+    inbox: Inbox, stream: str, subject: str, *, before_sequence: int | None = None
+) -> int:
+    """Delete the messages of a subject, those before a stream sequence or all; return how many. Raises: ApiError."""
+    what = f"the purge of {subject} in {stream}"
+    request: dict[str, Any] = {"filter": subject}
+    if before_sequence is not None:
+        request["seq"] = before_sequence
+    return (await _call(inbox, f"STREAM.PURGE.{stream}", request, _Purged, what, is_once=True)).purged
 
 
 async def erase_message(inbox: Inbox, stream: str, sequence: int) -> None:

@@ -35,6 +35,8 @@ _CHUNK_BYTES: Final = 128 << 10
 _TTL: Final = "Nats-TTL"
 _ROLLUP: Final = "Nats-Rollup"
 _ONLY_BEHIND: Final = "Nats-Expected-Last-Subject-Sequence"
+#: A header of an object's info: nothing names the object, and it is deleted soon unless it is written again.
+UNNAMED: Final = "Jobledger-Unnamed"
 _CHUNKS_LONGER_S: Final = 60
 _RACES_MAX: Final = 8
 _NONE: Final[Mapping[str, str]] = {}
@@ -109,6 +111,8 @@ class ObjectBucket:
     ) -> None:
         """Store bytes under a name that is derived from them, unless they are there and stay for `stays_s` seconds.
 
+        Those that are marked as unnamed are stored again.
+
         Of several who store them at the same moment the first succeeds, and nobody removes what another one stored:
         whoever reads it then finds all of it. (nats-py's `put` keeps the last, and removes the chunks of the others.)
         `life_s`: how long the server keeps them, in a bucket whose messages may have a life of their own; None: as long as
@@ -151,6 +155,8 @@ class ObjectBucket:
         if msgspec.json.decode(found.data or b"{}", type=_Info).deleted:
             return found.seq or 0, -math.inf
         headers = cast("dict[str, str]", found.headers or {})
+        if UNNAMED in headers:  # it may be deleted at any moment
+            return found.seq or 0, -math.inf
         life_s = float(headers[_TTL].removesuffix("s")) if _TTL in headers else self._life_s or math.inf
         return found.seq or 0, life_s - self._age_s(found)
 
@@ -264,6 +270,23 @@ class ObjectBucket:
             said = str(error) or type(error).__name__
             raise ServerUnreachableError(f"{what} could not be removed: {said}") from error
         return was_there
+
+    async def mark(self, name: str, info: bytes, *, behind: int, is_unnamed: bool, what: str) -> bool:
+        """Write an object's info once more, marked as one that nothing names, or without that mark.
+
+        Returns whether it was: not if somebody wrote or deleted it since stream sequence `behind`.
+
+        Raises: LedgerFullError, ServerUnreachableError, PermissionRefusedError.
+        """
+        mark = {UNNAMED: "1"} if is_unnamed else _NONE
+        async with self._storage(what, len(info)):
+            try:
+                await self._replace(_named(name), info, {**mark, _ONLY_BEHIND: str(behind)})
+            except nats.js.errors.BadRequestError as error:
+                if error.err_code not in WRONG_SEQUENCE_CODES:
+                    raise
+                return False
+        return True
 
     async def _replace(self, subject: str, data: bytes, headers: Mapping[str, str] = _NONE) -> None:
         """Store a message in the place of all others of its subject."""

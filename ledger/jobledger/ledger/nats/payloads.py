@@ -158,7 +158,7 @@ class Payloads(ObjectBucket):
         await self.remove_object(reference.sha256, what=_named(reference))
 
     def _gone(self, reference: PayloadRef) -> PayloadMissingError:
-        why = "somebody deleted it" if self._life_s is None else "results expire after a week"
+        why = "it was deleted" if self._life_s is None else "results expire after a week"
         return PayloadMissingError(f"{_named(reference)} is gone from {self._bucket}: {why}", state="gone")
 
     def _damaged(self, reference: PayloadRef) -> PayloadMissingError:
