@@ -10,21 +10,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from tests.support.jetstream import api
 from tests.support.schedules import declare
-from tests.support.working import bury, ended, working
+from tests.support.working import Connect, bury, ended, working
 
-from jobledger.admin.keeper import clear_once
+from jobledger.admin.keeper import Keeper, clear_once
 from jobledger.admin.objects.move_outcome import MoveOutcome
-from jobledger.admin.verbs.retention import SetRetention
-from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.admin.verbs.retention import SetRetention, ShowRetention
+from jobledger.audit.archive import Archiver, archive_deps, open_archive, unnamed
 from jobledger.audit.archive.plan import unread
 from jobledger.audit.archive.unnamed import ClearedValues, clear_values
 from jobledger.audit.errors import ArchiveIncompleteError
 from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.audit.verify import verify
+from jobledger.cli.main import run
 from jobledger.gateway.process.children import KeeperChild
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.clock import Clock
@@ -385,3 +387,57 @@ async def test_the_keeper_deletes_in_a_process_of_its_own_and_tells_what_keeps_i
     assert (await rig.values())[reference.sha256].is_marked
     monkeypatch.setattr(rig.ledger, "clock", Shifted(rig.ledger.clock, HOURS_13))
     assert await clear_once(rig.ledger) == MoveOutcome(values=1, values_bytes=reference.size_bytes)
+
+
+async def test_a_keeper_at_rest_looks_at_large_values_and_tells_what_keeps_it_from_that(rig: Rig) -> None:
+    rig.archive.mkdir()
+    await rig.ledger.do(SetRetention(keep_s=0.0, every_s=1.0, to=str(rig.archive)))
+    looks = 0
+
+    async def move() -> MoveOutcome:
+        return MoveOutcome()
+
+    async def clear() -> MoveOutcome:
+        nonlocal looks
+        looks += 1
+        return await clear_once(rig.ledger)
+
+    await rig.put()
+    bucket = rig.ledger.names.payloads_bucket
+    await rig.ledger.connection.jetstream().publish(f"$O.{bucket}.M.rubbish", b"{")
+    running = asyncio.create_task(Keeper(rig.ledger, move, clear=clear).run())
+    async with asyncio.timeout(20):
+        while not (await rig.ledger.do(ShowRetention())).trouble:
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.wait({running})
+    assert looks == 1  # though it looked at the ledger each second
+    trouble = (await rig.ledger.do(ShowRetention())).trouble
+    assert not trouble or trouble.startswith("no large value is deleted: message 3 of OBJ_")
+
+
+def test_retention_run_once_deletes_and_says_so(
+    connected: Connect,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(unnamed, "GRACE", timedelta(0))
+    words: list[str] = ["retention", "run", "--once", "--projection", str(tmp_path / "jobs.db")]
+
+    async def begin() -> None:
+        async with connected() as ledger:
+            rig = Rig(ledger, tmp_path)
+            rig.archive.mkdir()
+            await ledger.do(SetRetention(keep_s=0.0, to=str(rig.archive)))
+            await rig.put()
+            words.extend(("--url", ledger.config.url, "--environment", ledger.names.environment))
+
+    async def left() -> int:
+        async with connected() as ledger:
+            return len(await Rig(ledger, tmp_path).values())
+
+    anyio.run(begin)
+    assert [run(words) for _ in range(2)] == [0, 0]  # the first one marks it
+    assert "deleted large values that no event names any more: 1, " in capsys.readouterr().out
+    assert anyio.run(left) == 0

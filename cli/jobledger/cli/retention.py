@@ -94,6 +94,8 @@ def _tell(output: Output, moved: MoveOutcome) -> None:
     elif not moved.trouble:
         output.say("nothing is to be moved")
     if moved.values:
-        output.say(f"deleted {moved.values:,} large values that no event names, {size(moved.values_bytes)}")
+        output.say(
+            f"deleted large values that no event names any more: {moved.values:,}, {size(moved.values_bytes)}"
+        )
     if moved.trouble:
         output.note(moved.trouble)
