@@ -52,7 +52,7 @@ class ClearedValues(msgspec.Struct, frozen=True, kw_only=True):
     is_late: bool = False  #: events were moved meanwhile, so nothing was done
 
 
-class _Found:
+class _BucketValues:
     """The values in the bucket, put aside on the disk; call `close`, also after an error."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ async def clear_values(log: Log, stored: StoredValues, folder: Path, now: dateti
     head = await log.head()
     if head.form < MARKED_FORM:  # a program of an earlier release may refer to a value though it is marked
         return ClearedValues()
-    with contextlib.closing(_Found()) as found:
+    with contextlib.closing(_BucketValues()) as found:
         is_any_old = False
         async for value in stored.all():
             found.add(value)
@@ -157,7 +157,7 @@ async def clear_values(log: Log, stored: StoredValues, folder: Path, now: dateti
     return msgspec.structs.replace(done, places=places)
 
 
-async def _names_all(log: Log, folder: Path, first: int, found: _Found) -> bool:
+async def _names_all(log: Log, folder: Path, first: int, found: _BucketValues) -> bool:
     """Note what every event names; return False where the ledger does not begin at `first` any more.
 
     Then what was carried on meanwhile may have been missed at both of its places.
@@ -174,7 +174,7 @@ async def _names_all(log: Log, folder: Path, first: int, found: _Found) -> bool:
     return (await log.head()).first_sequence == first
 
 
-async def _clear(found: _Found, stored: StoredValues, now: datetime) -> ClearedValues:
+async def _clear(found: _BucketValues, stored: StoredValues, now: datetime) -> ClearedValues:
     """Do to each value what follows from whether an event names it; see `clear_values`."""
     marked = kept = deleted = size = 0
     for value, is_named in found.values():
@@ -195,7 +195,7 @@ async def _clear(found: _Found, stored: StoredValues, now: datetime) -> ClearedV
     return ClearedValues(marked=marked, kept=kept, deleted=deleted, bytes=size)
 
 
-async def _clear_places(found: _Found, stored: StoredValues, now: datetime) -> int:
+async def _clear_places(found: _BucketValues, stored: StoredValues, now: datetime) -> int:
     """Delete the chunks that no info names, once they are old; return at how many places."""
     count = 0
     async with contextlib.aclosing(stored.places()) as pages:

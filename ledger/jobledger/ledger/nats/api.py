@@ -114,7 +114,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
         return header(base64.b64decode(self.headers), name)
 
 
-class _Purged(msgspec.Struct, frozen=True):
+class _PurgeCount(msgspec.Struct, frozen=True):
     purged: int = 0
 
 
@@ -210,7 +210,7 @@ async def purge_subject(
     request: dict[str, Any] = {"filter": subject}
     if before_sequence is not None:
         request["seq"] = before_sequence
-    return (await _call(inbox, f"STREAM.PURGE.{stream}", request, _Purged, what, is_once=True)).purged
+    return (await _call(inbox, f"STREAM.PURGE.{stream}", request, _PurgeCount, what, is_once=True)).purged
 
 
 async def erase_message(inbox: Inbox, stream: str, sequence: int) -> None:
