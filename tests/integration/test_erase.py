@@ -18,7 +18,7 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.admin import erasure
 from jobledger.admin.backup import back_up
-from jobledger.admin.erasure import SETTLE_S, Erasure
+from jobledger.admin.erasure import SETTLE_S, Erasure, keys_of
 from jobledger.admin.owner_export import export_owner
 from jobledger.admin.owner_keys_file import bring_keys, keep_keys
 from jobledger.admin.owners import unfinished_erasures
@@ -498,7 +498,11 @@ async def test_keys_are_kept_apart_and_brought_back_but_for_erased_ones(
     async with connected(master_key=key, clock=clock) as ledger:
         found = await bring_keys(ledger, file)
         assert (found.owners, found.brought, found.erased) == (2, 2, 1)
-        assert (await bring_keys(ledger, file)).brought == 0
+        again = await bring_keys(ledger, file)
+        assert (again.brought, again.unchanged) == (0, 1)
+        assert again.passed_over == [
+            "person:17 was passed over: person:17/1 was destroyed here, and stays so"
+        ]
         assert await (await ledger.job(kept.id)).result() == "hello Joe"
         with pytest.raises(ErasedError):
             await (await ledger.job(gone.id)).result()
@@ -548,19 +552,27 @@ async def test_who_is_late_with_an_erasure_closes_no_later_key(connected: Connec
         assert (await keys.key_for("person:17")).id == "person:17/2"
 
 
-async def test_a_key_that_was_made_after_the_keys_were_lost_is_erased_too(
+async def test_a_key_that_is_made_after_the_keys_were_lost_has_the_next_number(
     connected: Connect, tmp_path: Path
 ) -> None:
-    clock, key, rows = Moved(), master(tmp_path), tmp_path / "jobs.db"
+    clock, key, rows, file = Moved(), master(tmp_path), tmp_path / "jobs.db", tmp_path / "keys"
     async with connected(master_key=key, clock=clock) as ledger:
         await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        await keep_keys(ledger, file)
         for seconds in (0.0, GRACE_S, SETTLE_S):
             clock.move(seconds)
             await erase(ledger, rows)
         await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
     async with connected(master_key=key, clock=clock) as ledger:  # nobody brought the keys back
         back = await ledger.enqueue(greet.options(**OWNED), text="Jane")
-        assert (await back.snapshot()).order.key == "person:17/1"
+        assert (await back.snapshot()).order.key == "person:17/2"
+        with pytest.raises(ErasedError):
+            await keys_of(ledger).key("person:17/1")
+        found = await bring_keys(ledger, file)
+        assert (found.brought, found.unchanged) == (0, 0)
+        assert found.passed_over == [
+            "person:17 was passed over: it has the key person:17/2 here, so what was sealed under person:17/1 cannot be read"
+        ]
         states = list[str]()
         for seconds in (0.0, GRACE_S, SETTLE_S):
             clock.move(seconds)
@@ -569,6 +581,39 @@ async def test_a_key_that_was_made_after_the_keys_were_lost_is_erased_too(
         assert (await back.snapshot()).state is JobState.CANCELLED
         assert await wrapped_key(ledger) == b""
         assert await events(ledger) == ["erasing", "erased"] * 2
+
+
+async def test_an_erasure_ends_though_the_keys_were_lost_meanwhile(
+    connected: Connect, tmp_path: Path
+) -> None:
+    clock, key, rows = Moved(), master(tmp_path), tmp_path / "jobs.db"
+    async with connected(master_key=key, clock=clock) as ledger:
+        await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        await erase(ledger, rows)
+        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
+    async with connected(master_key=key, clock=clock) as ledger:
+        with pytest.raises(OwnerErasingError):
+            await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        assert (await erase(ledger, rows)).state == "erasing"
+        clock.move(SETTLE_S)
+        assert (await erase(ledger, rows)).state == "erased"
+        assert await events(ledger) == ["erasing", "erased"]
+        back = await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        assert (await back.snapshot()).order.key == "person:17/2"
+
+
+async def test_a_key_of_the_same_number_that_was_made_since_is_told_of(
+    connected: Connect, tmp_path: Path
+) -> None:
+    key, file = master(tmp_path), tmp_path / "keys"
+    async with connected(master_key=key) as ledger:
+        await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        await keep_keys(ledger, file)
+        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
+    async with connected(master_key=key) as ledger:  # the ledger says nothing of an owner who was not erased
+        await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        (sentence,) = (await bring_keys(ledger, file)).passed_over
+        assert "person:17/1 is wrapped otherwise here, by m1" in sentence
 
 
 async def test_two_who_rotate_to_different_master_keys_come_to_an_end(

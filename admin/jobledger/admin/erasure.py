@@ -102,6 +102,7 @@ async def erase(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure:
         have the keys; AccessDeniedError, KeyUnavailableError, ProjectionError; what appending raises.
     """
     keys, owner = keys_of(ledger), wish.owner
+    await _stand_in(ledger, keys, owner)
     begin = _begin(wish, (await _entry(keys, owner)).entry)
     changed = await change(
         ledger, OWNER, owner, lambda before, stamp: decide(owner, before, begin, stamp), by=wish.by
@@ -155,6 +156,16 @@ async def _entry(keys: OwnerKeys, owner: str) -> FoundEntry:
     if found is None:
         raise OwnerNotFoundError(owner)
     return found
+
+
+async def _stand_in(ledger: Ledger, keys: OwnerKeys, owner: str) -> None:
+    """Write the entry of an owner whose key was lost with the bucket while it was being erased, so that this can end."""
+    if await keys.entry(check_owner(owner)) is not None:
+        return
+    state: OwnerState | None = (await look(ledger.log, OWNER, owner)).state
+    if state is not None and state.erasing is not None:
+        entry = KeyEntry(number=state.number, closed=True, erased_at=ledger.clock.now())
+        await keys.bring(owner, entry)
 
 
 async def _counts(rows: Rows, key: str) -> _Counts:

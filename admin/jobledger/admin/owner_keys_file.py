@@ -36,6 +36,8 @@ class BroughtKeys(msgspec.Struct, frozen=True, kw_only=True):
     owners: int  #: that the file has
     brought: int  #: of these, the ones that the ledger had no key of
     erased: int  #: of these, the ones whose key was destroyed since: it stays so
+    unchanged: int  #: of these, the ones that the ledger has the same entry of
+    passed_over: list[str]  #: a sentence on each other owner: the ledger has another entry, which stays
 
 
 async def keep_keys(ledger: Ledger, file: Path) -> int:
@@ -70,16 +72,43 @@ async def bring_keys(ledger: Ledger, file: Path) -> BroughtKeys:
         UnreachableError, OSError.
     """
     keys, entries = keys_of(ledger), await anyio.to_thread.run_sync(_read, file, ledger.names.environment)
-    brought = erased = 0
+    brought, erased, unchanged, passed_over = 0, 0, 0, list[str]()
     for kept in entries:
-        if await keys.entry(kept.owner) is not None:
-            continue
-        state: OwnerState | None = (await look(ledger.log, OWNER, kept.owner)).state
-        entry = _as_recorded(kept.entry, state)
-        erased += not entry.wrapped
-        brought += await keys.bring(kept.owner, entry)
         await asyncio.sleep(0)  # others have their turn, however long the file is
-    return BroughtKeys(owners=len(entries), brought=brought, erased=erased)
+        found = await keys.entry(kept.owner)
+        if found is None:
+            state: OwnerState | None = (await look(ledger.log, OWNER, kept.owner)).state
+            entry = _as_recorded(kept.entry, state)
+            if await keys.bring(kept.owner, entry):
+                brought, erased = brought + 1, erased + (not entry.wrapped)
+                continue
+            found = await keys.entry(kept.owner)  # somebody else was faster
+        if found is not None and (found.entry.number, found.entry.wrapped) != (
+            kept.entry.number,
+            kept.entry.wrapped,
+        ):
+            passed_over.append(_why_passed_over(kept, found.entry))
+        else:
+            unchanged += 1
+    return BroughtKeys(
+        owners=len(entries), brought=brought, erased=erased, unchanged=unchanged, passed_over=passed_over
+    )
+
+
+def _why_passed_over(kept: KeptEntry, here: KeyEntry) -> str:
+    """Return a sentence on an owner of whom the ledger has another entry than the file."""
+    owner, key, file = kept.owner, f"{kept.owner}/{kept.entry.number}", kept.entry
+    said = f"{owner} was passed over"
+    if file.number != here.number:
+        return f"{said}: it has the key {owner}/{here.number} here, so what was sealed under {key} cannot be read"
+    if not here.wrapped:
+        return f"{said}: {key} was destroyed here, and stays so"
+    if not file.wrapped:
+        return f"{said}: {key} is destroyed in the file, and a key of that number is in use here: it stays"
+    return (
+        f"{said}: {key} is wrapped otherwise here, by {here.master}; if it was made after the keys were lost, what was "
+        "sealed before cannot be read"
+    )
 
 
 def _as_recorded(entry: KeyEntry, state: OwnerState | None) -> KeyEntry:

@@ -141,6 +141,10 @@ async def restore(cli: Cli, *, file: _KeysFile) -> None:
         return
     gone = f"; {found.erased:,} of them were erased since, and stay so" if found.erased else ""
     cli.output.say(f"{found.brought:,} of {found.owners:,} owners have their keys again{gone}")
+    if found.unchanged:
+        cli.output.note(f"{found.unchanged:,} owners were passed over: their keys are here as in the file")
+    for sentence in found.passed_over:
+        cli.output.note(sentence)
 
 
 @command(MASTER, "rotate", takes=LEDGER)

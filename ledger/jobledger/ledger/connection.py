@@ -236,7 +236,7 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         append_timeout_s=config.append_timeout_s,
     )
     masters = _masters(config.master_key) if config.master_key else None
-    keys = config.sealing or OwnerKeys(inbox, writer, names, masters, replicas=config.replicas or 1)
+    keys = config.sealing or OwnerKeys(inbox, writer, names, masters, log=log, replicas=config.replicas or 1)
     payloads = functools.partial(
         Payloads,
         connection,

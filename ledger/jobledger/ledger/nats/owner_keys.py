@@ -29,7 +29,8 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.log import Entry, Log
+from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.seals import ValueKey, check_owner, number_of, owner_of
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
@@ -91,6 +92,7 @@ class OwnerKeys:
         names: Names,
         masters: Masters | None,
         *,
+        log: Log,
         replicas: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,6 +100,7 @@ class OwnerKeys:
         self._writer = writer
         self._names = names
         self.masters = masters  #: None: nothing can be sealed or unsealed here
+        self._log = log  #: asked for what became of an owner of whom the bucket has nothing
         self._replicas = replicas
         self._monotonic = monotonic
         self._stream = f"KV_{names.keys_bucket}"
@@ -350,13 +353,34 @@ class OwnerKeys:
         return key
 
     async def _make(self, owner: str, found: FoundEntry | None) -> KeyEntry:
-        """Make the next key of an owner. Raises: WrongSequenceError where somebody was faster."""
-        number = 1 if found is None else found.entry.number + 1
+        """Make the next key of an owner. Raises: WrongSequenceError where somebody was faster; as `_last_number`."""
+        number = 1 + (await self._last_number(owner) if found is None else found.entry.number)
         secret = secrets.token_bytes(32)
         master, wrapped = await self._masters_here().wrap(secret, self._about(owner, number))
         entry = KeyEntry(number=number, wrapped=wrapped, master=master, masters=(master,))
         await self._put(owner, entry, 0 if found is None else found.sequence)
         return entry
+
+    async def _last_number(self, owner: str) -> int:
+        """Return the number of the newest key of which the ledger says that it was erased, 0 for none.
+
+        It is asked where the bucket has nothing of an owner, who may be new, or the bucket was lost.
+
+        Raises: OwnerErasingError while an erasure is not done; KeyUnavailableError.
+        """
+        from jobledger.ledger.model.owner import OWNER, OwnerState  # noqa: PLC0415 - few processes make keys
+
+        try:
+            state: OwnerState | None = (await look(self._log, OWNER, owner)).state
+        except UnreachableError as error:
+            raise KeyUnavailableError(
+                f"whether a key of owner {owner} was erased cannot be read: {error}"
+            ) from error
+        if state is None:
+            return 0
+        if state.erasing is not None:
+            raise OwnerErasingError(owner)
+        return state.number
 
     async def _change(self, owner: str, change: Callable[[KeyEntry], KeyEntry]) -> KeyEntry | None:
         """Change an entry on condition of what was read; None where there is none."""
