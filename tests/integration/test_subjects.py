@@ -353,6 +353,9 @@ class Stage:
             async with ledger.subscription("billing", follow=False) as deliveries:
                 async for delivery in deliveries:
                     await delivery.ack()
+                await until(
+                    lambda: any("WORKERS" in use.subject for use in self._recorder.used["Subscriber"])
+                )
 
     async def project(self) -> None:
         """Keep the tables up to date, and gather what metrics tell."""
@@ -360,6 +363,10 @@ class Stage:
             with Projector(ledger.log, self._folder / "projection.db") as projector:
                 running = asyncio.create_task(projector.run())
                 await projector.wait_for((await ledger.log.head()).last_sequence, timeout_s=LIMIT_S)
+                async with ledger.reader_leases.held("projector"):
+                    await until(
+                        lambda: any("WORKERS" in use.subject for use in self._recorder.used["Projector"])
+                    )
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
             await server_facts(ledger, 1)

@@ -427,6 +427,7 @@ class Keeper:
             version=VERSION,
             reads=FORM,
             kind="client",  # no list of workers has it
+            reader=KEEPER,
             stopped=stopped,
             archive=self._archive,
             trouble=self._trouble,

@@ -229,6 +229,7 @@ publish $JS.API.CONSUMER.CREATE.LEDGER.events_<subscription> | make it
 publish $JS.API.CONSUMER.INFO.LEDGER.events_<subscription> | look for it
 publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.events_<subscription> | ask it for events
 publish $JS.ACK.LEDGER.events_<subscription>.<numbers...> | settle a delivery
+publish $KV.WORKERS.<client> | its lease, for `upgrade show`; its name begins with its user; without this right it is not seen there
 """
     ),
     "Projector": _part(
@@ -238,6 +239,7 @@ publish $JS.API.DIRECT.GET.LEDGER | read the ledger in order
 publish $JS.API.CONSUMER.LIST.LEDGER | metrics: what waits in each queue
 publish $JS.API.STREAM.INFO.<stream> | metrics: where its copies are
 publish $JS.API.DIRECT.GET.KV_WORKERS | metrics: which workers live
+publish $KV.WORKERS.<client> | its lease, for `upgrade show`; its name begins with its user; without this right it is not seen there
 """
     ),
     "Operator": _part(

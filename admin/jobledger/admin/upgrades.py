@@ -27,6 +27,7 @@ class ProcessRelease(msgspec.Struct, frozen=True, kw_only=True):
 
     process: str  #: its identity, as in `jobledger workers list`
     kind: LeaseKind
+    reader: str  #: what a client is that reads for long, as `projector`; "" for all others
     version: str  #: of jobledger
     release: str  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
     reads: int  #: the highest form that it reads
@@ -55,7 +56,7 @@ class FinishedUpgrade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look_at_upgrade(ledger: Ledger) -> Upgrade:
-    """Return which living process runs which release, of those that hold a lease: workers, and holders of locks.
+    """Return which living process runs which release, of those that hold a lease: workers, readers, and holders of locks.
 
     Raises: UnreachableError, LedgerNotFoundError.
     """
@@ -69,6 +70,7 @@ async def look_at_upgrade(ledger: Ledger) -> Upgrade:
             ProcessRelease(
                 process=info.worker,
                 kind=info.kind,
+                reader=info.reader,
                 version=info.version,
                 release=info.release,
                 reads=info.reads,

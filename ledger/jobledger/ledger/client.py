@@ -47,6 +47,7 @@ from jobledger.ledger.nats.task_book import TaskEntry, find_task, task_names
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
+from jobledger.ledger.reader_leases import ReaderLeases
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.sent_signals import AnySignal, give_signal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
@@ -133,6 +134,7 @@ class Ledger:
         lock_hints = NatsLockHints(connection, self.names)
         self.schedules = ScheduleVerbs(self, self._enqueuer)
         self.locks = Locks(self.log, leases, lock_hints, clock, self.stamp, outage=connection.outage)
+        self.reader_leases = ReaderLeases(leases, clock, connection.outage)
 
     @property
     def names(self) -> Names:

@@ -89,6 +89,7 @@ async def connect(
             finally:
                 ledger.throttle.close()
                 await ledger.locks.close()
+                await ledger.reader_leases.close()
                 if isinstance(ledger.keys, OwnerKeys) and ledger.keys.masters is not None:
                     await ledger.keys.masters.close()
 

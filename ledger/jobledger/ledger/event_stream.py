@@ -15,6 +15,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.ordered_reader import OrderedReader
+from jobledger.ledger.reader_leases import ReaderLeases
 from jobledger.ledger.subscriptions.consumers import check_begin
 from jobledger.ledger.subscriptions.filter import Start
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, SubscriptionOptions, configured
@@ -36,6 +37,7 @@ class Client(Protocol):
     connection: Connection
     inbox: Inbox
     log: Log
+    reader_leases: ReaderLeases
 
 
 class EventStream:
@@ -109,7 +111,12 @@ def open_subscription(client: Client, name: str, options: SubscriptionOptions) -
     """
     config = configured(options)
     return Subscription(
-        client.connection, client.inbox, client.log, check_token("subscription", name), config
+        client.connection,
+        client.inbox,
+        client.log,
+        check_token("subscription", name),
+        config,
+        leases=client.reader_leases,
     )
 
 
@@ -125,7 +132,9 @@ def open_events(client: Client, options: EventOptions) -> EventStream:
         check_token("subscription", name)
 
         async def begin_durable(closing: contextlib.AsyncExitStack) -> AsyncGenerator[StoredEvent, None]:
-            subscription = Subscription(client.connection, client.inbox, client.log, name, config)
+            subscription = Subscription(
+                client.connection, client.inbox, client.log, name, config, leases=client.reader_leases
+            )
             await closing.enter_async_context(subscription)
             return _one_by_one(subscription)
 

@@ -16,7 +16,12 @@ from itertools import islice
 from typing import Final
 
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    PermissionRefusedError,
+    UnreachableError,
+)
 from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.limits.definition import Terms
@@ -58,6 +63,7 @@ class LeaseKeeper:
         running: Callable[[], int],
         on_lost: Callable[[str], None],
         kind: LeaseKind = "worker",
+        reader: str = "",
         jobs: Callable[[], Iterable[str]] = tuple,
         tasks: tuple[str, ...] | None = None,
         schedules: dict[str, str] | None = None,
@@ -77,6 +83,7 @@ class LeaseKeeper:
         self._running = running
         self._on_lost = on_lost
         self._kind: LeaseKind = kind
+        self._reader = reader
         self._jobs = jobs
         self._tasks = None if tasks is None or len(tasks) > TASKS_MAX else tasks
         self._schedules = None if schedules is None or len(schedules) > SCHEDULES_MAX else schedules
@@ -128,7 +135,10 @@ class LeaseKeeper:
                 return
 
     async def run(self) -> None:
-        """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one."""
+        """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one.
+
+        Raises: PermissionRefusedError for a reader, which goes on without a lease.
+        """
         pause = self.duration_s / _RENEWALS_PER_LEASE
         while True:
             await asyncio.sleep(min(pause, self._left_s()) if self._revision else pause)
@@ -146,6 +156,8 @@ class LeaseKeeper:
                 self._lose("expired")
                 pause = 0.0
             except LedgerError as error:
+                if self._reader and isinstance(error, PermissionRefusedError):
+                    raise
                 self.failures += 1
                 self._outage.note(str(error))
                 logger.debug("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
@@ -168,8 +180,12 @@ class LeaseKeeper:
         self.losses += 1
         self._revision = 0
         self._valid_until = 0.0  # the new identity has no lease yet, so it may claim nothing
-        logger.error(
-            "lease of %s %s: what it held is given up, this process goes on as %s", lost, why, self.identity
+        logger.log(
+            logging.INFO if self._reader else logging.ERROR,  # a reader holds nothing that others need
+            "lease of %s %s: what it held is given up, this process goes on as %s",
+            lost,
+            why,
+            self.identity,
         )
         try:
             self._on_lost(lost)
@@ -211,6 +227,7 @@ class LeaseKeeper:
             release=os.environ.get("JOBLEDGER_RELEASE", "")[:_RELEASE_MAX],
             stopped=stopped,
             kind=self._kind,
+            reader=self._reader,
             waits=dict(islice(self._waits().items(), JOBS_MAX)),
             clock_apart_s=round(apart_s(self._clock), 1),
             clock_apart_since=apart_since(self._clock),

@@ -29,7 +29,7 @@ class ShowUpgrade(Verb[Upgrade], frozen=True, kw_only=True):
             yield Table(
                 ("process", "kind", "version", "reads>", "release"),
                 [
-                    (each.process, each.kind, each.version or "?", each.reads, each.release)
+                    (each.process, each.reader or each.kind, each.version or "?", each.reads, each.release)
                     for each in found.processes
                 ],
             )
@@ -45,8 +45,8 @@ def _next_step(found: Upgrade) -> str:
         count = f"{len(found.behind)} of {len(found.processes)}"
         return f"{count} must be brought to {found.version} or end before `jobledger upgrade finish`"
     return (
-        "every process here reads the newer form: when projectors, gateways, exporters and subscribers do too, and you "
-        "will not go back, run `jobledger upgrade finish`"
+        "every process here reads the newer form: when those without a lease do too, and you will not go back, run "
+        "`jobledger upgrade finish`"
     )
 
 

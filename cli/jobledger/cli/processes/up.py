@@ -241,6 +241,7 @@ async def _up(cli: Cli, plan: _Plan) -> None:
             if made is not None:
                 name_worker(made.name)
             async with (
+                ledger.reader_leases.held("projector"),
                 _projecting(output, ledger, path, made, plan.exposure) as projecting,
                 _gateway(output, target, path, plan) as gateway,
             ):

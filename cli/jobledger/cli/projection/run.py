@@ -138,7 +138,8 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
                     position = await projector.catch_up(progress=progress)
                 _tell(output, layout, path, position, plan)
                 if not plan.once:
-                    await projector.run()
+                    async with ledger.reader_leases.held("projector"):
+                        await projector.run()
         group.cancel_scope.cancel()
 
 
@@ -243,5 +244,6 @@ async def _follow(cli: Cli, *, once: bool) -> None:
                 output.say(f"{path} {begins} stream sequence {position.stream_sequence:,}{end}")
         if not once:
             with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
-                await projector.run()
+                async with ledger.reader_leases.held("projector"):
+                    await projector.run()
         group.cancel_scope.cancel()

@@ -176,7 +176,8 @@ class Process:
     async def run(self, bound: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
         """Answer on a socket until stopped; `on_ready` is called once requests are answered."""
         try:
-            async with self.gateway.feed, anyio.create_task_group() as group:
+            held = self._ledger.reader_leases.held("gateway")
+            async with held, self.gateway.feed, anyio.create_task_group() as group:
                 group.start_soon(self._lag.run)
                 for name, service in self._services():
                     group.start_soon(self._keep, name, service)

@@ -51,7 +51,7 @@ SCHEDULES_MAX: Final = 500
 #: Nor does one with more limits.
 LIMITS_MAX: Final = 200
 
-#: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
+#: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks or reads.
 LeaseKind = Literal["worker", "client"]
 
 
@@ -60,7 +60,7 @@ class LeaseLostError(RefusedError):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker, or a client that holds locks, says of itself with each renewal."""
+    """What a worker, or a client that holds locks or reads, says of itself with each renewal."""
 
     worker: str  #: `<host>-<pid>-<random>`, behind `<user>.` where it connects as a user
     host: str
@@ -84,6 +84,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
     kind: LeaseKind = "worker"
+    reader: str = ""  #: what a client is that reads for long, as `projector`; "" for all others
     concurrency: int = 0  #: how many attempts a worker runs at once; 0: it does not say
     reactors: bool = False  #: whether it hosts the reactors
     #: Jobs that wait for a lock, `queue/job`, and which one, `scope/id`; `JOBS_MAX` at the most.
@@ -296,7 +297,7 @@ class JetStreamLeases:
         return None if found is None else found.content or None
 
     async def all(self, *, clients: bool = False) -> list[WorkerInfo]:
-        """Return every worker whose key lives, stopped ones included, by name; with `clients` those that hold locks, too.
+        """Return every worker whose key lives, stopped ones included, by name; with `clients` also those that hold locks or read.
 
         A key that cannot be read is logged and left out; one that holds the lease of another name is left out.
 

@@ -40,6 +40,7 @@ from jobledger.ledger.nats.consumer import (
 )
 from jobledger.ledger.nats.inbox import Inbox, resolve
 from jobledger.ledger.nats.pull import Delivery
+from jobledger.ledger.reader_leases import ReaderLeases
 from jobledger.ledger.subscriptions.consumers import (
     ACK_WAIT_S_DEFAULT,
     SubscriptionInfo,
@@ -129,7 +130,14 @@ class Subscription:
     """
 
     def __init__(
-        self, connection: Connection, inbox: Inbox, log: Log, name: str, config: SubscriptionConfig
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        log: Log,
+        name: str,
+        config: SubscriptionConfig,
+        *,
+        leases: ReaderLeases,
     ) -> None:
         self.name = name
         self.config = config
@@ -137,6 +145,7 @@ class Subscription:
         self._loop = connection.loop
         self._inbox = inbox
         self._log = log
+        self._leases = leases
         self._created_at: datetime | None = None  # None: not looked for yet
         self._acknowledged = 0
         # By stream sequence, handed to the handler or not yet.
@@ -182,6 +191,7 @@ class Subscription:
         self._connection.require_here()
         await self._look()
         self._is_found = True
+        self._leases.begin("subscription")
         keeping = self._held.keep_alive(held_s_max=self.config.held_s_max, on_overdue=self._give_up)
         self._tasks = [
             self._loop.create_task(self._run(), name=f"subscription {self.name}"),
@@ -193,6 +203,13 @@ class Subscription:
         if self._is_closed:
             return
         self._is_closed = True
+        try:
+            await self._close()
+        finally:
+            if self._tasks:
+                await self._leases.end("subscription")
+
+    async def _close(self) -> None:
         with contextlib.suppress(ConnectionLostError, LedgerError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 # Events on their way to us reach nobody else before their ack wait ends: let them arrive. A question

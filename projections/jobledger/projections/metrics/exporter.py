@@ -126,6 +126,10 @@ class Exporter:
 
         Raises: UnfitProjectionError.
         """
+        async with self._ledger.reader_leases.held("exporter"):
+            await self._follow_again()
+
+    async def _follow_again(self) -> NoReturn:
         pause_s = _RESTART_S_FIRST
         while True:
             began = time.monotonic()

@@ -81,6 +81,10 @@ class Sealer:
 
         Raises: ConnectionLostError when the connection is closed for good.
         """
+        async with self._ledger.reader_leases.held("sealer"):
+            await self._run()
+
+    async def _run(self) -> None:
         connection = self._ledger.connection
         pause_s = min(max(self._config.interval_s / _LOOKS_AN_INTERVAL, _LOOK_EVERY_S_MIN), _LOOK_EVERY_S_MAX)
         while True:

@@ -1,0 +1,135 @@
+"""Leases of readers: they are seen by upgrades, counted by nobody, lost by a frozen one, and not missed without the right."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from tests.support.earlier import of_an_earlier_release
+from tests.support.roles import authorization, printed, user
+from tests.support.secured import secured
+from tests.support.working import Connect, until
+
+from jobledger.admin.upgrades import finish_upgrade, look_at_upgrade
+from jobledger.admin.workers import list_workers
+from jobledger.ledger import Ledger, connect
+from jobledger.ledger.model.errors import RefusedError, ServerUnreachableError
+from jobledger.ledger.model.forms import FORM, FORM_FIRST
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.projections.metrics.exporter import Exporter
+from jobledger.projections.metrics.facts import server_facts
+
+pytestmark = pytest.mark.anyio
+
+
+async def _readers(ledger: Ledger) -> list[str]:
+    return sorted(each.reader for each in (await look_at_upgrade(ledger)).processes)
+
+
+async def _become(ledger: Ledger, *readers: str) -> None:
+    async with asyncio.timeout(20):
+        while await _readers(ledger) != sorted(readers):
+            await asyncio.sleep(0.02)
+
+
+async def test_readers_are_seen_and_counted_as_workers_by_nobody(connected: Connect, tmp_path: Path) -> None:
+    async with connected() as operator, connected() as reading:
+        async with reading.subscription("billing"), reading.subscription("mail"):
+            exporting = asyncio.create_task(Exporter(reading, tmp_path / "p.db").run())
+            async with reading.reader_leases.held("gateway"):
+                await _become(operator, "exporter", "gateway", "subscription")  # one for both subscriptions
+                assert not (await look_at_upgrade(operator)).behind
+                assert await operator.leases.all() == []
+                assert await list_workers(operator) == []
+                assert not (await server_facts(operator, 0)).workers
+            await _become(operator, "exporter", "subscription")
+            exporting.cancel()
+            await asyncio.wait({exporting})
+            await _become(operator, "subscription")
+        await _become(operator)
+
+
+async def test_what_was_not_ended_ends_with_its_client(connected: Connect) -> None:
+    async with connected() as operator:
+        async with connected() as reading:
+            await reading.subscription("billing").open()
+            reading.reader_leases.begin("projector")
+            await _become(operator, "projector", "subscription")
+        assert await _readers(operator) == []
+
+
+async def test_no_upgrade_is_finished_while_an_earlier_reader_lives(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected() as operator, connected() as reading:
+        await of_an_earlier_release(operator)
+        monkeypatch.setattr("jobledger.ledger.lease_keeper.FORM", FORM_FIRST)
+        async with reading.subscription("billing"):
+            await _become(operator, "subscription")
+            with pytest.raises(RefusedError, match="cannot read form 2: stop them"):
+                await finish_upgrade(operator, reason="")
+        assert (await finish_upgrade(operator, reason="")).form == FORM
+
+
+async def test_a_reader_that_was_frozen_takes_another_lease(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(lease_s=1.0) as reading, connected() as operator:
+        renew, is_awake = reading.leases.renew, asyncio.Event()
+        is_awake.set()
+
+        async def renew_awake(info: WorkerInfo, revision: int) -> int:
+            await is_awake.wait()
+            return await renew(info, revision)
+
+        monkeypatch.setattr(reading.leases, "renew", renew_awake)
+        async with reading.reader_leases.held("sealer"):
+            await _become(operator, "sealer")
+            (before,) = (await look_at_upgrade(operator)).processes
+            is_awake.clear()
+            await _become(operator)  # it expired
+            is_awake.set()
+            await _become(operator, "sealer")
+            (after,) = (await look_at_upgrade(operator)).processes
+            assert after.process != before.process
+
+
+async def test_a_reader_begins_while_no_lease_can_be_taken_and_takes_one_later(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.ledger.reader_leases._AGAIN_S", 0.05)
+    async with connected() as reading, connected() as operator:
+        renew, tries = reading.leases.renew, list[str]()
+
+        async def refused_twice(info: WorkerInfo, revision: int) -> int:
+            tries.append(info.worker)
+            if len(tries) <= 2:
+                raise ServerUnreachableError("no answer")
+            return await renew(info, revision)
+
+        monkeypatch.setattr(reading.leases, "renew", refused_twice)
+        async with reading.subscription("billing"):
+            await _become(operator, "subscription")
+
+
+async def test_a_reader_without_the_right_reads_on_and_says_so_once(
+    nats_server_binary: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_rights = printed("subscriber", "--subscription", "billing")
+    narrow = "".join(line for line in all_rights.splitlines(keepends=True) if '"$KV.WORKERS' not in line)
+    assert narrow != all_rights
+    caplog.set_level(logging.INFO, logger="jobledger.connection")  # after the command line set its own
+    rights = authorization(user("subscriber", narrow))
+    with secured(nats_server_binary, tmp_path, rights) as server:
+        async with (
+            connect(server.url(), user="all", password="p", ledger_bytes_max=64 << 20) as ledger,
+            connect(server.url(), user="subscriber", password="p", create=False) as reading,
+            reading.subscription("billing"),
+        ):
+            (keeping,) = reading.reader_leases._keeping.values()
+            await until(keeping.done)
+            said = [each for each in caplog.records if "$KV.WORKERS" in each.getMessage()]
+            assert [each.levelno for each in said] == [logging.INFO]
+            assert await _readers(ledger) == []
