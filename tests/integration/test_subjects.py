@@ -353,9 +353,7 @@ class Stage:
             async with ledger.subscription("billing", follow=False) as deliveries:
                 async for delivery in deliveries:
                     await delivery.ack()
-                await until(
-                    lambda: any("WORKERS" in use.subject for use in self._recorder.used["Subscriber"])
-                )
+                await self._leased("Subscriber")
 
     async def project(self) -> None:
         """Keep the tables up to date, and gather what metrics tell."""
@@ -364,12 +362,16 @@ class Stage:
                 running = asyncio.create_task(projector.run())
                 await projector.wait_for((await ledger.log.head()).last_sequence, timeout_s=LIMIT_S)
                 async with ledger.reader_leases.held("projector"):
-                    await until(
-                        lambda: any("WORKERS" in use.subject for use in self._recorder.used["Projector"])
-                    )
+                    await self._leased("Projector")
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
             await server_facts(ledger, 1)
+
+    async def _leased(self, role: str) -> None:
+        """Wait until a reader has asked for its lease."""
+        await until(
+            lambda: any(use.subject.startswith("$KV.WORKERS.") for use in self._recorder.used.get(role, ()))
+        )
 
     async def _litter(self) -> int:
         """Store what is no event, as any app of the account can; return its stream sequence."""
