@@ -94,7 +94,7 @@ class Bench:
         self._cancels = CancelWatch(
             ledger, (), running=self._attempts.claims_held, on_cancel=self._attempts.cancel
         )
-        self._queues: set[str] = set()  #: whose cancel requests are heard
+        self._queues: set[str] = set()  #: queues whose cancel requests are heard
         self._pool: ProcessPool | None = None
         self._running: list[asyncio.Task[None]] = []
 

@@ -64,13 +64,13 @@ async def run_within(
     try:
         await asyncio.wait((running, idle), timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        worker.stop()  # and once more below: at once
+        worker.stop()  # a second call, below, stops the worker at once
         raise
     finally:
         worker.stop()
         await end(idle)
         await asyncio.wait((running,))
-    running.result()  # raises what went wrong
+    running.result()  # raises the error of the worker
     return BudgetResult(ran=worker.begun, left=await _left(ledger, worker.queues))
 
 

@@ -1,4 +1,4 @@
-"""What a worker can be told, checked before it takes any work."""
+"""The settings of a worker, checked before it takes any work."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cancel_grace_s: float = (
         5.0  #: how long a task that was told to end may take; then its attempt is ended without it
     )
-    ack_wait_s: float = (
-        10.0  #: of the consumers, when they are made here: silence after which JetStream redelivers
-    )
-    ack_pending_max: int = 20_000  #: of the consumers, when they are made here
+    ack_wait_s: float = 10.0  #: silence after which consumers that are made here redeliver
+    ack_pending_max: int = 20_000  #: unsettled deliveries of a consumer that is made here
     pool_size: int | None = None  #: processes for tasks with `run_in="process"`; None: one per CPU
     pool_memory_bytes_max: int | None = None  #: address space of each of them; None: no limit
     #: Memory of one query of a run, in bytes; None: half of `pool_memory_bytes_max`; without that an equal share of
     #: half of this machine's memory for each process.
     table_memory_bytes_max: int | None = None
-    table_threads: int | None = None  #: of one query; None: an equal share of the CPUs for each process
+    table_threads: int | None = (
+        None  #: threads of one query; None: an equal share of the CPUs for each process
+    )
     tables_cache_bytes_max: int = 1 << 30  #: files of tables that are kept on this machine for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log

@@ -109,8 +109,8 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
         StoredEvent, ...
     ]  #: what the ledger has of the attempt and of what followed it, up to the next one
     values: dict[str, bytes]  #: sha256 -> large input, checkpoint, result of a step or value of a signal
-    source: tuple[StoredEvent, ...] = ()  #: of a rerun: the events of the run that it copies steps of
-    ends: dict[str, dict[int, MemberEnd]] = {}  #: of a run: how children had ended, by step and item
+    source: tuple[StoredEvent, ...] = ()  #: for a rerun: the events of the run whose steps it copies
+    ends: dict[str, dict[int, MemberEnd]] = {}  #: for a run: how its children had ended, by step and item
 
     @property
     def task(self) -> str:
@@ -125,13 +125,13 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DebugResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an attempt that was run again."""
+    """The result of an attempt that was run again."""
 
     job: Job
     events: tuple[
         StoredEvent, ...
     ]  #: what would have been appended, `started` first; the last one is its end
-    error: BaseException | None  #: what the task raised
+    error: BaseException | None  #: the exception that the task raised
 
 
 async def fetch(
@@ -362,7 +362,7 @@ def executed(ran: DebugResult) -> ExecutedSteps:
 
 
 class _Witness(RetryPolicy):
-    """Keeps what the task raised."""
+    """Keeps the exception that the task raised."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)

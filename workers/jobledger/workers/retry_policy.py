@@ -1,4 +1,4 @@
-"""What the end of a task means for its job: turns a value or an exception into the command that records it. Pure."""
+"""The effect of a task's end on its job: turns a value or an exception into the command that records it. Pure."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Claimer:
         self._kept = kept
         self._failed = failed
         self._passes_on = passes_on
-        self.ends = False  #: whether the worker ends
+        self.ends = False  #: True once the worker is to end
 
     def end(self) -> None:
         """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
@@ -188,20 +188,20 @@ class Claimer:
             # The view lacks the delivered event: a lagging replica answered.
             return nak(soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
         if job.dispatch_sequence > delivery.stream_sequence:
-            return ACK  # it was dispatched again since: the newer message is the work item
-        if job.state is JobState.QUEUED:  # and has no attempt left
+            return ACK  # the job was dispatched again since: the newer message is the work item
+        if job.state is JobState.QUEUED:  # the job has no attempt left
             events = decide(job, DeadLetter(reason="exhausted"), self._stamp())
             return self._ended(await commit(self._ledger.log, chain, events))
         if job.state is JobState.RUNNING:
             return await self._rescue(chain, job, ref, delivery.delivered)
-        return ACK  # it came to an end, or waits for something else
+        return ACK  # the job ended, or waits for something else
 
     async def _rescue(self, chain: JobView, job: Job, ref: JobRef, delivered: int) -> JobView | Settlement:
         """Deal with a running job: it runs elsewhere, or here, or its worker is gone."""
         holder = job.attempts[-1].worker
         if holder == self._lease.identity:
             if self._runs_here(ref):
-                return JOIN  # a newer work item of what runs here
+                return JOIN  # a newer work item of a job that runs here
         else:
             info = await self._ledger.leases.find(holder)
             if info is not None:
@@ -214,7 +214,7 @@ class Claimer:
         after = await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
         if after.job is not None and after.job.state is JobState.RUNNING:
             return after
-        return self._ended(after)  # it was to be cancelled, or had no attempt left
+        return self._ended(after)  # the job was to be cancelled, or had no attempt left
 
     def _ended(self, after: JobView) -> Settlement:
         if after.job is not None:
@@ -226,7 +226,7 @@ class Claimer:
 
 
 def read_dispatch(delivery: Delivery) -> Queued | None:
-    """Return the event of a work item, or None where somebody stored something else under the subject of one.
+    """Return the event of a work item, or None where another message has the subject of one.
 
     Raises: UnknownEventError.
     """

@@ -23,7 +23,7 @@ from jobledger.workers.logs import facts_of
 class Control(msgspec.Struct, eq=False):
     """The part of an attempt that changes while it runs. Used on the loop only."""
 
-    channel: AttemptChannel | None = None  #: of a task that takes a context
+    channel: AttemptChannel | None = None  #: the channel of a task that takes a context
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
     limit: str = ""  #: the recorded sentence on the limit of its own that it reached; "" while none
@@ -36,8 +36,8 @@ class Control(msgspec.Struct, eq=False):
         None  #: the outcome that its run recorded itself, as it parked or ended: no further one is
     )
     span: AttemptSpan | None = None
-    key: ValueKey | None = None  #: of the job's owner
-    log: AttemptLog | None = None  #: what its code logged; None while that is nothing
+    key: ValueKey | None = None  #: the key of the job's owner
+    log: AttemptLog | None = None  #: lines that its code logged; None before the first one
 
     def sealed(self, outcome: Outcome) -> Outcome:
         """Return an outcome as the ledger, the log and spans may have it: its error is sealed if the job has an owner."""
@@ -50,23 +50,23 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
     """One claimed attempt, as it began; what happens to it meanwhile is in `control`."""
 
     ref: JobRef
-    task: Task[Any, Any] | None  #: None where none of the loaded modules has it
-    identity: str  #: of the worker, as the claim names it
+    task: Task[Any, Any] | None  #: None where no loaded module defines the task
+    identity: str  #: the worker's identity, as the claim names it
     chain: JobView  #: ends with the claim
-    job: Job  #: of that chain
+    job: Job  #: the job of that chain
     own_task: asyncio.Task[None]  #: the asyncio task that makes the attempt
     control: Control
-    #: Hears that the attempt was told to end, and sees to it that it does.
+    #: Called when the attempt was told to end; makes it end.
     on_told: Callable[[Attempt], None] = lambda _attempt: None
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """The name of the attempt in the log."""
         return f"task {self.job.task} of job {self.job.id}"
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What log lines say of it."""
+        """The fields of log lines about the attempt."""
         return facts_of(self.job, self.identity)
 
     @property
@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         return self.task is not None and self.task.is_async and self.task.rules.run_in != "process"
 
     def stop(self, reason: str, *, cancelled: bool = False, paused: bool = False) -> None:
-        """Tell it to stop, once; an attempt that has an outcome already is left to record it.
+        """Tell it to stop, once; an attempt whose outcome exists already goes on to record it.
 
         A coroutine is cancelled at once. A thread cannot be: when its job is cancelled or paused, its next heartbeat
         raises, and the attempt ends without it after the worker's `cancel_grace_s`.

@@ -74,7 +74,7 @@ class Processes:
         try:
             yield True
         finally:
-            if self._taken.pop(own_task, None) is not None:  # there was no attempt
+            if self._taken.pop(own_task, None) is not None:  # no attempt used the process
                 self._pool.give_back(child)
 
     async def _take(self, *, wait: bool) -> ChildProcess | None:
@@ -84,13 +84,13 @@ class Processes:
             return await self._pool.take()
         except PoolClosedError:
             return None
-        except ChildStartError:  # which the pool has logged; no attempt is spent on it
+        except ChildStartError:  # the pool has logged the error; no attempt is spent on it
             await asyncio.sleep(_NO_PROCESS_S)
             return None
 
     @property
     def have_modules(self) -> bool:
-        """Whether they load the modules of the worker's tasks."""
+        """Whether the processes load the modules of the worker's tasks."""
         return self._pool.has_modules
 
     async def call(self, call: Call) -> Result:
@@ -208,7 +208,7 @@ class Execution:
         return await self.outcome(attempt, task, value)
 
     async def _unlock(self, attempt: Attempt) -> Outcome | None:
-        """Get the key of the job's owner for the attempt; return what to record where there is none, or no use for it."""
+        """Get the key of the job's owner for the attempt; return the outcome to record if that fails."""
         job, keys = attempt.job, self.ledger.keys
         try:
             if keys is None:
@@ -341,13 +341,13 @@ class Execution:
         return self.policy.failed(job, task.rules, result.error, self.ledger.clock.now())
 
     def timed_out(self, attempt: Attempt, stack: str = "") -> Outcome:
-        """Return the outcome of an attempt that reached a limit; `stack`: of its task, if that does not end."""
+        """Return the outcome of an attempt that reached a limit; `stack`: the stack of a task that does not end."""
         assert attempt.task is not None, "only a task reaches a limit"
         info = ErrorInfo(kind="timeout", type="TimeoutError", message=attempt.control.limit, traceback=stack)
         return self.policy.failed(attempt.job, attempt.task.rules, info, self.ledger.clock.now())
 
     async def outcome(self, attempt: Attempt, task: Task[Any, Any], value: Any) -> Outcome:
-        """Return what follows from what a task returned."""
+        """Return the outcome of a value that a task returned."""
         job, epoch = attempt.job, attempt.job.claim_epoch
         is_plain = type(value) in _PLAIN_TYPES
         if not is_plain and isinstance(value, WISHES):

@@ -41,14 +41,14 @@ from jobledger.workers.config import WorkerConfig
 logger = logging.getLogger("jobledger.workers.attempt.intake")
 
 _LOOK_EVERY_S: Final = 1.0
-_LOOK_AGAIN_S: Final = 10.0  # for a consumer that something is wrong with
-_ON_ITS_WAY_S: Final = 2.0  # that a stop waits for deliveries on their way
+_LOOK_AGAIN_S: Final = 10.0  # pause before a faulty consumer is looked at again
+_ON_ITS_WAY_S: Final = 2.0  # a stop waits this long for deliveries on their way
 _PROBE_MAX: Final = 512  # messages asked for in one probe
 _FAIR_EVERY: Final = 16
 _FAIR_SHARE: Final = 8
-_LANES_A_SECOND: Final = 40  # whose heartbeats the server sends
+_LANES_A_SECOND: Final = 40  # lanes whose heartbeats the server sends in one second
 _HEARTBEAT_S_MAX: Final = 14.0  # the server takes no more than half of what a request stands
-_LOOKS_AT_ONCE: Final = 32  # for consumers
+_LOOKS_AT_ONCE: Final = 32  # looks for consumers that run at once
 #: Floors are noted this often, and one after the other: what came to be settled since is handed out once more when the
 #: server has forgotten the consumer.
 _NOTE_EVERY_S: Final = 5.0
@@ -80,10 +80,10 @@ class Intake:
         self._free = free
         self._on_work = on_work
         self._wake = asyncio.Event()
-        self.wake = self._wake.set  #: says that a slot became free
-        self._look_at = 0.0  # loop time of the next look at what is silent
-        self._was_answered = False  # a request, by the server
-        self._in_memory = False  # the consumers that are made
+        self.wake = self._wake.set  #: called when a slot becomes free
+        self._look_at = 0.0  # loop time of the next look at silent consumers
+        self._was_answered = False  # whether the server ever answered a request
+        self._in_memory = False  # whether the consumers that are made here are kept in memory
         self._made_again_ns = 0  # when the newest consumer was made that does not begin at the first dispatch
         self._old: deque[Delivery] = deque()  # deliveries of dispatches that are older than that
         self._has_lost = False  # one of the lanes has to be looked for
@@ -92,10 +92,10 @@ class Intake:
         # By ack subject. Its ack wait is the shortest of the consumers', once they are found.
         self._held = HeldDeliveries[str](ledger.connection, config.ack_wait_s)
         self.deliveries = 0  #: messages that came
-        self.redeliveries = 0  #: of them, those that JetStream had handed out before
+        self.redeliveries = 0  #: messages that JetStream had handed out before
         self._lanes: list[Lane] = []
         self._tiers = {priority: Tier() for priority in PRIORITIES}  # the highest first
-        self._probed: set[Lane] = set()  # asked for what they have now
+        self._probed: set[Lane] = set()  # lanes that were asked for the messages that they have now
         # The server looks for work at each heartbeat of a lane, and goes through all events since its last look: many lanes
         # together would cost it more than the jobs. Source: ADR 059.
         lanes = len(PRIORITIES) * len(queues) + len(built_in)
@@ -196,7 +196,7 @@ class Intake:
             ),
             make=work_maker(self._ledger.log, lane.queue),
         )
-        lane.empty = found.paused  # there is nothing to be had before the end of the pause
+        lane.empty = found.paused  # the lane hands out nothing before the end of the pause
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
         if found.created and found.config.get("deliver_policy") == "by_start_sequence":
             made_ns = int(server_time(found.created).timestamp() * _NANOSECONDS)
@@ -265,8 +265,8 @@ class Intake:
                 [chain + ending for chain in dict.fromkeys(chains) for ending in ENDINGS]
             )
         except LedgerError:
-            pass  # whoever claims them hears of it, and knows what to do
-        except BaseException:  # the worker stops: they are given back with the others
+            pass  # a claim that meets the error handles it
+        except BaseException:  # the worker stops: the deliveries are given back with the others
             self._old.extendleft(reversed(asked))
             raise
         for each, chain in zip(asked, chains, strict=True):
@@ -382,7 +382,7 @@ class Intake:
             logger.info("consumers are silent and looked for: %s", names)
 
     async def note_floors(self) -> None:
-        """Note, until cancelled, up to where each lane is settled of which something was delivered here.
+        """Note, until cancelled, up to where each lane is settled that delivered something here.
 
         Raises: UnreachableError, JetStreamDisabledError, after which it is worth another try.
         """
@@ -445,7 +445,7 @@ class Intake:
     # The methods below settle deliveries. Nothing depends on a settlement: the ledger decides.
 
     async def keep_alive(self) -> None:
-        """Tell the broker, until cancelled, that what is on hand is still on hand."""
+        """Tell the broker, until cancelled, that the deliveries on hand are still worked on."""
         await self._held.keep_alive()
 
     def is_fresh(self, delivery: Delivery) -> bool:

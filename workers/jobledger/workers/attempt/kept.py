@@ -19,7 +19,7 @@ from jobledger.ledger.nats.pull import Delivery
 BYTES_MAX: Final = 64 << 20
 #: Of jobs that failed here: they come back within moments, or another worker takes them.
 FAILED_BYTES_MAX: Final = 4 << 20
-#: What the objects of a run and of each of its steps take beside the values that they hold; measured, rounded up.
+#: Bytes that the objects of a run and of each of its steps take, without their values; measured, rounded up.
 _RUN_BYTES: Final = 4_096
 _STEP_BYTES: Final = 768
 

@@ -28,8 +28,8 @@ class Lane:
         self.empty = False  # it had nothing when it was last asked
         self.lost = True  # the consumer has to be looked for
         self.look_at = 0.0  # not before this loop time
-        self.ack_wait_s = math.inf  # of the consumer, once it is known
-        self.moved = False  # something of it was delivered since its floor was noted
+        self.ack_wait_s = math.inf  # the consumer's ack wait, once it is known
+        self.moved = False  # a delivery of this lane came since its floor was noted
         self.settled = 0  # its floor, as this worker noted it last
         self.turn: tuple[float, int, Lane] | None = None  # its entry where `Tier` keeps turns
 
@@ -45,7 +45,7 @@ class Tier:
     def __init__(self) -> None:
         self.empty: dict[Lane, None] = {}  #: had nothing when they were last asked
         self._turns: dict[int, list[tuple[float, int, Lane]]] = {}  # heaps by weight
-        self._lanes = 0  # in turns
+        self._lanes = 0  # number of lanes in turns
         self._weights = 0  # of these
         # Slots that a weight of 1 was owed so far. A lane's credit is its weight times this, and a number of its own: so
         # none has to be touched when another is asked, and among lanes of one weight the order never changes.
@@ -108,7 +108,7 @@ class Tier:
         return heads[0] if len(heads) == 1 else max(heads, key=self._claim)
 
     def _claim(self, lane: Lane) -> tuple[float, int]:
-        """Return what is compared: the credit without what the arithmetic leaves, then how long the lane waits."""
+        """Return the sort key: the credit without rounding errors, then how long the lane waits."""
         return round(self._credit(lane), 6), -lane.turn[1] if lane.turn else 0
 
     def _give_turn(self, lane: Lane) -> None:

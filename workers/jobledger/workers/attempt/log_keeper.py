@@ -24,13 +24,13 @@ from jobledger.workers.config import WorkerConfig
 
 logger = logging.getLogger("jobledger.workers.attempt.logs")
 
-#: How often the log of an attempt that runs is stored, for who follows it.
+#: How often the log of an attempt that runs is stored, for a reader who follows the log.
 _EVERY_S: Final = 1.0
 _AT_ONCE: Final = 32
 _WAITING_MAX: Final = 256  #: logs of ended attempts that wait for the server; more are lost
 _CLOSE_S: Final = 2.0
 _OURS: Final = "jobledger"
-_TASKS: Final = "jobledger.task"  #: behind `Context.logger`
+_TASKS: Final = "jobledger.task"  #: the logger behind `Context.logger`
 
 
 class LogKeeper(logging.Handler):
@@ -46,10 +46,10 @@ class LogKeeper(logging.Handler):
         self._running = running
         self._with_prints = config.log_prints
         self._formatter = logging.Formatter()
-        self._waiting: dict[Attempt, None] = {}  #: whose logs are to be stored; a set with an order
+        self._waiting: dict[Attempt, None] = {}  #: attempts whose logs are to be stored; an ordered set
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()  #: an attempt ended: somebody may look for its log now
-        self._is_made = False  #: the bucket
+        self._is_made = False  #: whether the bucket exists
 
     def start(self) -> None:
         """Keep records from now on."""
@@ -70,7 +70,7 @@ class LogKeeper(logging.Handler):
             return
         if attempt.job.order.key:  # its lines may hold what is to be erased
             return
-        if self._running().get(attempt.ref) is not attempt:  # another worker's, or it has ended
+        if self._running().get(attempt.ref) is not attempt:  # the attempt is another worker's, or has ended
             return
         try:
             self._keep(attempt, record)

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.ledger.nats.attempt_logs import LINE_BYTES_MAX, KeptLine
 
-#: Of a line beside its text, its logger and its step: what JSON and the bucket need.
+#: Bytes of JSON and of the bucket for a line, beside its text, its logger and its step.
 _LINE_BYTES: Final = 48
 _CUT: Final = "... (cut)"
 
@@ -23,9 +23,9 @@ class AttemptLog:
         self._bytes = 0
         self._lines: deque[tuple[int, KeptLine]] = deque()  #: each with its size in bytes
         self._lock = threading.Lock()
-        self.cut = 0  #: lines that went
-        self._is_changed = False  #: since `taken` was last called
-        self.ended = False  #: the attempt has
+        self.cut = 0  #: lines that were removed
+        self._is_changed = False  #: whether a line came since `taken` was last called
+        self.ended = False  #: whether the attempt has ended
 
     def add(self, line: KeptLine) -> bool:
         """Keep a line, its text cut to what one line may have; return whether it is the first since `taken`."""

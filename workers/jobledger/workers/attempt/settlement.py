@@ -20,7 +20,7 @@ class Settlement(msgspec.Struct, frozen=True):
     #: `ack`: its dispatch is done with. `nak`: deliver it again, after `delay_s`. `drop`: the broker hears nothing, and
     #: delivers it again after the ack wait. `join`: it is settled with the attempt of the same job that runs here.
     word: Literal["ack", "nak", "drop", "join"]
-    delay_s: float = 0.0  #: of a nak
+    delay_s: float = 0.0  #: the delay of a nak
 
 
 ACK: Final = Settlement("ack")

@@ -18,7 +18,7 @@ class _Call:
     """One call of a function; each side writes its own marks before it reads the other's."""
 
     def __init__(self) -> None:
-        self.thread_id: int | None = None  #: of the thread that makes it, once it does
+        self.thread_id: int | None = None  #: the thread that makes the call, once it does
         self.ended = False
         self.abandoned = False
 
@@ -56,7 +56,7 @@ class Threads:
             value, error = await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
         except asyncio.CancelledError:
             call.abandoned = True
-            if call.thread_id is not None and not call.ended:  # else nothing would take it off the count
+            if call.thread_id is not None and not call.ended:  # else the call would be counted for ever
                 self._abandoned.add(call, name, stack_of_thread(call.thread_id))
             raise
         if error is not None:

@@ -82,14 +82,14 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessDeath(msgspec.Struct, frozen=True, kw_only=True):
     """The process ended under the task."""
 
-    sentence: str  #: how, in words fit for a dead letter
-    exit_code: int | None = None  #: one of these two is given
+    sentence: str  #: how the process ended, in words fit for a dead letter
+    exit_code: int | None = None  #: either `exit_code` or `signal` is given
     signal: int | None = None
     traceback: str = ""  #: where a crash happened, as far as Python could tell
 
     @property
     def error(self) -> ErrorInfo:
-        """What to record."""
+        """The failure to record."""
         return ErrorInfo(
             kind="exception", type="ProcessDied", message=self.sentence, traceback=self.traceback
         )
@@ -240,7 +240,7 @@ class ChildProcess:
             await self._child.until_ended(KILL_LIMIT_S)
         code = self._child.reap()
         if code != -signal.SIGKILL:
-            self._killed_for = ""  # we did not end it
+            self._killed_for = ""  # this worker did not end the process
         trace = _user_part(os.pread(self._faults.fileno(), _TRACEBACK_MAX, 0).decode("utf-8", "replace"))
         if code == -signal.SIGKILL and trace and not self._killed_for:
             return ProcessDeath(sentence=f"the process running the task ended itself: {trace}", signal=-code)

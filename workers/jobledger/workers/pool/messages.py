@@ -67,11 +67,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     worker: str
     claim_epoch: int = 0
     deadline: datetime | None = None
-    checkpoint: msgspec.Raw = NO_VALUE  #: what an earlier attempt kept
+    checkpoint: msgspec.Raw = NO_VALUE  #: the checkpoint that an earlier attempt stored
     trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
     parent: Parent | None = None  #: what jobs that the task makes have from this one; None: it makes none
-    trace_id: str = ""  #: of the job's trace, for the log
-    number: int = 0  #: of the call in its process; given by the pool, and repeated by the result
+    trace_id: str = ""  #: the id of the job's trace, for the log
+    number: int = 0  #: the call's number in its process; given by the pool, and repeated by the result
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", omit_defaults=True):
     """What became of a checkpoint; without `error` it is stored."""
 
-    error: str = ""  #: the class of what was raised
+    error: str = ""  #: the class of the error that was raised
     text: str = ""
     held_epoch: int = 0  #: of a StaleClaimError
     current_epoch: int = 0  #: of a StaleClaimError
@@ -130,9 +130,9 @@ class Report(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, done: float, total: float | None, note: str) -> Self:
-        """Make one of what a task gave, whatever types it has.
+        """Make a report from the values of a task, whatever their types.
 
-        Raises: InvalidInputError for what is no finite number.
+        Raises: InvalidInputError for a value that is no finite number.
         """
         text = str(note)[:_NOTE_MAX].encode("utf-8", "replace").decode()
         return cls(finite("done", done), None if total is None else finite("total", total), text)

@@ -63,7 +63,7 @@ class _Behalf:
         return self._thread.call(self._within(verb))
 
     def give_back(self, verb: _Verb[R]) -> R:
-        """Run a verb that lets go of something."""
+        """Run a verb that releases something."""
         return self.call(verb)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class _Behalf:
 
     def _within(self, verb: _Verb[R]) -> _Verb[R]:
         def call(ledger: client.Ledger) -> Awaitable[R]:
-            if self._own is None or self._base is not ledger:  # another one in a fork
+            if self._own is None or self._base is not ledger:  # a fork has another ledger
                 self._base, self._own = ledger, ledger.on_behalf_of(self._parent)
             return verb(self._own)
 

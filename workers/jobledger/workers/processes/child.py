@@ -39,7 +39,7 @@ KILL_LIMIT_S: Final = 5.0
 POLL_S: Final = 0.05
 #: How long after the end of the process its line is read; a program that it left behind may hold it open.
 _LAST_WORDS_S: Final = 0.5
-#: What no process can be started for.
+#: Errors for which no process can be started.
 START_ERRORS: Final = (OSError, ValueError, subprocess.SubprocessError)
 
 
@@ -116,11 +116,11 @@ class Child(Generic[Message]):
         return cls(process, line, what, silence_s, on_log)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Say something to it."""
+        """Send the process a message."""
         self.line.send(message)
 
     async def messages(self) -> AsyncGenerator[Message, None]:
-        """Yield what it says until its line ends; lines of its log go to ours.
+        """Yield the messages of the process until its line ends; lines of its log go to ours.
 
         A process that breaks the protocol is killed.
         """

@@ -26,12 +26,12 @@ from jobledger.workers.processes.messages import (
     to_frame,
 )
 
-#: What may wait to be sent before an offered message is dropped: the other side does not read.
+#: Bytes that may wait to be sent; above it the other side does not read, and an offered message is dropped.
 _UNSENT_BYTES_MAX: Final = 1 << 20
 
 
 class Line(Generic[Message]):
-    """One end; `Message` is what comes in."""
+    """One end of the line; `Message` is the type of messages that come in."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from jobledger.workers.processes.messages import Beat, BrokenFrameError, Identit
 
 BEAT_S: Final = 1.0
 
-#: What such a process says.
+#: The messages of such a process.
 SaidBySupervised = Beat | Identity | Ready
 FROM_SUPERVISED: Final[msgspec.json.Decoder[SaidBySupervised]] = msgspec.json.Decoder(SaidBySupervised)
 _FROM_PARENT: Final[msgspec.json.Decoder[Stop]] = msgspec.json.Decoder(Stop)
@@ -86,7 +86,7 @@ class Parent:
         assert line is not None, "within `connected`"
         async with anyio.create_task_group() as group:
             group.start_soon(_beat, line)
-            with contextlib.suppress(BrokenFrameError):  # what cannot be understood is no parent of ours
+            with contextlib.suppress(BrokenFrameError):  # a sender of broken frames is not the parent
                 async for message in line.messages():
                     (on_now if message.at_once else on_stop)()
             group.cancel_scope.cancel()

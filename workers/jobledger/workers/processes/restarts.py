@@ -1,4 +1,4 @@
-"""Pauses before what ended is started again: longer each time, and short again after a good life."""
+"""Pauses before a process that ended is started again: longer each time, and short again after a good life."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Restarts(msgspec.Struct, kw_only=True):
     first_s: float  #: the pause after the first end; doubled for each further one
     max_s: float  #: no pause is longer
     healthy_s: float = math.inf  #: after a life this long the pauses begin at `first_s` again
-    ends: int = 0  #: in a row
+    ends: int = 0  #: number of ends in a row
 
     def pause_s(self, lived_s: float = 0.0) -> float:
         """Count an end after `lived_s`, and return how long to wait."""

@@ -29,7 +29,7 @@ _LAGGING_DELIVERIES_MAX: Final = 4
 
 
 class _Advisory(msgspec.Struct, frozen=True):
-    """What the server says of a message that a consumer gave up; other fields are left out."""
+    """The advisory on a message that a consumer gave up; other fields are left out."""
 
     consumer: str
     stream_seq: int
@@ -70,7 +70,7 @@ class DeadLetterReactor(ConsumerReactor):
             return None  # another aggregate's consumer, or a part of the ledger that is not held any more
         event = stored.event
         if advisory.consumer != self.ledger.names.consumer(event.queue, event.priority):
-            return None  # somebody else's: workers do not get their work from it
+            return None  # another program's consumer: workers do not get their work from it
         ref = JobRef(queue=event.queue, job_id=event.job)
         rescued = await self._stranded.rescue(ref, advisory.stream_seq, deliveries=advisory.deliveries)
         if rescued.verdict != "wait":

@@ -104,12 +104,12 @@ class ConsumerReactor(abc.ABC):
 
     @abc.abstractmethod
     async def react(self, delivery: Delivery) -> Later | None:
-        """Deal with one delivery; None when it is done with, and what was to be appended is accepted."""
+        """Deal with one delivery; return None once it is done with, and the log has accepted each append."""
 
     def keep(self, delivery: Delivery) -> Delivery | None:
         """Return what `react` needs of a delivery, for it may have to wait; None acknowledges it at once.
 
-        Called by the connection's reader: must be quick. What it raises is dealt with as if `react` had.
+        Called by the connection's reader: must be quick. An exception of it is dealt with as one of `react`.
         """
         return delivery
 
@@ -191,7 +191,7 @@ class ConsumerReactor(abc.ABC):
         except CorruptLedgerError as error:
             logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
             verdict = Later(_UNREADABLE_DELAY_S)
-        except Exception:  # whatever it is: held for ever it would never come again, here or elsewhere
+        except Exception:  # any other error: a delivery that is held for ever never comes again
             logger.exception("reactor %s: stream sequence %d", self.name, delivery.stream_sequence)
             verdict = Later(growing_s(delivery.delivered))
         self._held.settle(delivery.reply, ACK if verdict is None else nak(verdict.delay_s))

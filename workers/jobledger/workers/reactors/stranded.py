@@ -1,4 +1,4 @@
-"""What becomes of a job whose dispatch is not handed out any more: `judge` decides, `StrandedJobs` makes it so.
+"""The fate of a job whose dispatch is not handed out any more: `judge` decides, `StrandedJobs` makes it so.
 
 A consumer hands a dispatch out `DELIVERIES_MAX` times and then drops it. Most often its job has an end by then; where
 it has not, the job would wait for ever. The advisory reactor and the reconciler find such jobs and ask here.
@@ -83,7 +83,7 @@ class RescueResult(msgspec.Struct, frozen=True):
     """The verdict on one stranded job, and the job after it."""
 
     verdict: Verdict
-    job: Job | None  #: after it
+    job: Job | None  #: the job after the verdict
 
 
 class StrandedJobs:

@@ -88,7 +88,7 @@ class TwoClocks:
     def heard(self, delivery: Delivery) -> None:
         """Take note of the server's stamp on something that has just arrived."""
         if delivery.delivered > 1:
-            return  # stamped long ago
+            return  # the stamp is too old to tell
         self.told(delivery.stored_at)
 
     def told(self, moment: datetime) -> None:
@@ -218,7 +218,7 @@ class TimerSetter(ConsumerReactor):
         self._clocks = clocks
         self._acting = acting
         self._turns = asyncio.Semaphore(_DISPATCHES_MAX)
-        self.timers_id = ""  #: of the stream that timers are set in
+        self.timers_id = ""  #: the id of the stream in which timers are set
 
     async def find(self) -> Source:
         """Look for the timers' stream; a new one is filled from the ledger's beginning, by a new consumer."""
@@ -263,7 +263,7 @@ class TimerSetter(ConsumerReactor):
             async with self._turns:
                 await self._timers.set(timer, self.ledger.clock.now())
         except UnreachableError:
-            self.look_again()  # it may be gone
+            self.look_again()  # the stream may be gone
             raise
 
 

@@ -42,7 +42,7 @@ from jobledger.ledger.webhooks.terms import (
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, host
 from jobledger.workers.services import end
 
-# What reads the events of one term of a webhook, and makes a job of each one that matches.
+# A reader of the events of one term of a webhook; it makes a job of each one that matches.
 
 _IN_FLIGHT_MAX = 64
 
@@ -128,7 +128,7 @@ class _TermReactor(ConsumerReactor):
 logger = logging.getLogger("jobledger.workers.reactors.webhooks")
 
 LOOK_EVERY_S: Final = 1.0
-_LOOK_WHOLE_EVERY: Final = 60  #: looks
+_LOOK_WHOLE_EVERY: Final = 60  #: number of looks between two whole ones
 #: How long a consumer stays after its term ended: by then every process has seen the end, and makes it no more.
 _STAYS: Final = timedelta(seconds=10)
 

@@ -1,4 +1,4 @@
-"""Children of the runs that are made here: opened by who asks for them, and read once they have ended."""
+"""Children of the runs that are made here: opened by the run that asks for them, and read once they have ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jobledger.workers.reactors.children.reach import ChildFollower
 #: Up to this number children are read one by one; more are found by the id of their run.
 _ONE_BY_ONE_MAX: Final = 8
 _AT_ONCE: Final = 32
-#: An end that is counted is in the ledger; a replica that lags may not show it yet.
+#: A counted end is in the ledger; a replica that lags may not show it yet.
 _LOOKS_MAX: Final = 8
 _LAG_S: Final = 0.02
 
@@ -54,7 +54,7 @@ class _ChildEnds(dict[int, MemberEnd]):
 
 
 class ChildJobs:
-    """What the runs of one worker do with their children."""
+    """The acts of one worker's runs on their children."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -21,7 +21,7 @@ from jobledger.workers.runs.journal import AttemptJournal
 
 #: Fields in which a copy equals its source; the check of the ledger compares them.
 _SAME: Final = ("step", "kind", "target", "input_sha256", "tries")
-#: What the beginning of a copied group says as its source did.
+#: Fields in which the beginning of a copied group equals that of its source.
 _BEGINS: Final = ("step", "kind", "target", "input_sha256", "order", "items", "items_ref")
 #: Steps that have children; a copy of one no longer says which.
 _ASKS_FOR_JOBS: Final = ("call", "map", "graph")

@@ -22,7 +22,7 @@ _SPILL_SHARE: Final = 16
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one query may use."""
+    """The limits of one query."""
 
     memory_bytes: int
     threads: int

@@ -57,7 +57,7 @@ async def rerun_of_child(client: Client, run: Job, step: Step, item: int) -> Rer
             child = child_ref(ref, asked, item)
             if await client.log.newest_sequence(client.log.names.chain(child)):
                 return await _planned(client, child, source.reason)
-        source = before.order.rerun_of  # it ended before it made that child
+        source = before.order.rerun_of  # the source ended before it made that child
     return None
 
 
@@ -167,7 +167,7 @@ class ChildOpener:
             return view, items
         try:
             view = await transact(self._client.log, ref, Join(step=key), self._client.stamp, known=view)
-        except IllegalTransitionError:  # somebody else did, or it is to end
+        except IllegalTransitionError:  # another process opened them, or the run is to end
             view = await catch_up(self._client.log, ref, view)
         assert view.job is not None, "a chain only grows"
         return view, items | view.job.steps[key].open

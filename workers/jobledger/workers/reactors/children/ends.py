@@ -20,11 +20,11 @@ EndState = Literal["completed", "dead", "failed"]
 class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one event says of children; the event itself may carry a large result and is not kept."""
 
-    queue: str  #: of the job that the event is about
+    queue: str  #: the queue of the job that the event is about
     job: str
-    member: Member | None = None  #: whose child it was, where it has ended
+    member: Member | None = None  #: the parent of a child that has ended
     end_as: EndState = "completed"
-    has_children: bool = False  #: it is a run that ended or paused, and its open children follow it
+    has_children: bool = False  #: the job is a run that ended or paused, and its open children follow it
     has_followed: bool = False  #: it paused because its run was paused, which may go on by now
     end: RunEnd | None = None  #: how it ended, if a callback job is to be enqueued
     is_batch: bool = False  #: it is a batch that was ended, perhaps before its client had added all its jobs

@@ -47,7 +47,7 @@ class End(msgspec.Struct, eq=False):
     end_as: EndState
     asked: int = 0  #: as in `Member`
     is_settled: bool = False
-    error: Exception | None = None  #: why it could not be
+    error: Exception | None = None  #: why the end could not be counted
 
 
 class _Run:
@@ -91,7 +91,7 @@ class Joiner:
         try:
             async with run.turn:
                 if not end.is_settled:
-                    await asyncio.sleep(0)  # what came in the same read goes along
+                    await asyncio.sleep(0)  # ends that came in the same read are counted together
                     await self._settle(run)
         finally:
             run.users -= 1

@@ -25,7 +25,7 @@ _AT_ONCE: Final = 64
 #: How often a run may change while its children follow it; then the caller tries again later.
 _LOOKS_MAX: Final = 8
 
-#: What a run is to its children: it goes on, it is paused by a person, or it has ended.
+#: The state of a run as its children see it: it goes on, it is paused by a person, or it has ended.
 Course = Literal["goes on", "paused", "ended"]
 
 #: Items of a run's steps: for each key a number in which bit i stands for item i.
@@ -101,7 +101,7 @@ class ChildFollower:
         await self._act(parent, job, open_items(job), "goes on")
 
     async def _look(self, parent: JobRef, view: JobView) -> tuple[JobView, Course]:
-        """Return the run as its chain is on the stream's leader, and what it is to its children."""
+        """Return the run as its chain is on the stream's leader, and its state as its children see it."""
         log = self._client.log
         chain = log.names.chain(parent)
         newest = await log.newest_sequence(chain)

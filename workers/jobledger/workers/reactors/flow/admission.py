@@ -27,7 +27,7 @@ logger = logging.getLogger("jobledger.workers.reactors.flow.admission")
 
 #: Stored `held` events kept so that their jobs' chains need not be read; what does not fit is read when it is granted.
 _KEPT_BYTES_MAX: Final = 24 << 20
-_KEPT_COST: Final = 250  # of an entry beside its bytes, about
+_KEPT_COST: Final = 250  # bytes of an entry beside those of its event, about
 _CHAINS_AT_ONCE: Final = 64
 #: Appends on their way at a time.
 _IN_FLIGHT_MAX: Final = 2_000

@@ -31,7 +31,7 @@ class Canceller:
         self._ledger = ledger
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[Cancel, asyncio.Task[None]] = {}
-        self._owed: list[Cancel] = []  # those that could not be stored yet
+        self._owed: list[Cancel] = []  # cancellations that could not be stored yet
         self._trouble = ToldOnce(
             logger,
             "jobs could not be cancelled for their limits, %s for limit %s first: %s; tried again until they are",
@@ -83,6 +83,6 @@ class Canceller:
 
 
 def cancel_command(cancel: Cancel) -> CancelJob:
-    """Return what carries out a cancellation that a limit's mode asks for."""
+    """Return the command of a cancellation that a limit's mode asks for."""
     by = f" by {cancel.by}" if cancel.by else ""
     return CancelJob(reason=f"{cancel.why}{by}, limit {cancel.limit}")

@@ -14,7 +14,7 @@ from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import FLOW, MAIN, Flow, FlowEvent, Snapshotted
 from jobledger.ledger.model.log import end_of_chain
 
-#: States that are kept: that of the newest snapshot, and the one before it, which somebody may just be about to read.
+#: Number of states that are kept: the newest snapshot's, and the one before it, which a reader may be about to read.
 _STATES_KEPT: Final = 2
 _STATES_MAX: Final = 16
 
@@ -53,7 +53,7 @@ class Chain:
         return sequence
 
     def heard(self, message: Message) -> FlowEvent | None:
-        """Take in what was read; return the event if another reactor appended it, None for our own."""
+        """Take in an event that was read; return the event if another reactor appended it, None for our own."""
         sequence = message.stream_sequence
         if sequence <= self.view.last_sequence and message.hash in self._own:
             self._own.discard(message.hash)

@@ -163,18 +163,18 @@ class GrantFold:
         self._spill = DiskSpill()
         self.granter = Granter(self._spill)
         self.position = 0  #: stream sequence of the last event that was read
-        self.folded = 0  #: how many were
+        self.folded = 0  #: how many events were folded
         self.began = 0  #: the ledger's last stream sequence when this began
         self._ran: set[tuple[str, str]] = set()  # jobs that wait, and may have run before
-        self._queues: dict[str, bool] = {}  # those that jobs waited in; whether they may be given jobs
-        self._fair_limits: dict[str, str] = {}  # by those queues
-        self._fair: set[str] = set()  # those of them whose jobs wait for a fair order
+        self._queues: dict[str, bool] = {}  # queues in which jobs waited: whether their jobs may be granted
+        self._fair_limits: dict[str, str] = {}  # names of the limits, by queue
+        self._fair: set[str] = set()  # queues whose jobs wait for a fair order
         self._paused: dict[str, QueueState] = {}
         self._is_new = True  # a queue was heard of since `see`
         self._seen = Fleet()
 
     def close(self) -> None:
-        """Let go of what was put aside."""
+        """Release the jobs that were put aside."""
         self._spill.close()
 
     def is_first(self, queue: str, job: str) -> bool:

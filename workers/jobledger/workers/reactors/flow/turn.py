@@ -52,7 +52,7 @@ _SNAPSHOT_S: Final = 3600.0
 _POLITE_S: Final = 1.0
 #: How often holders are looked at, and a follower looks whether something is left undone.
 _TICK_S: Final = 0.25
-#: What was read and not folded yet, at the most; then reading waits.
+#: The most messages that are read and not folded yet; then reading waits.
 _ARRIVED_MAX: Final = 20_000
 #: Folded in one go, before other tasks of the worker have their turn.
 _FOLDED_AT_ONCE: Final = 1_000
@@ -87,7 +87,7 @@ class Turn:
         self._unclaimed = UnclaimedSlots(ledger, self._admitting, claim_within_s=options.claim_within_s)
         self._folding = GrantFold(self._chain, on_folded=self._on_folded)
         self._granter = self._folding.granter
-        self._arrived: list[Message] = []  # read, and not folded yet
+        self._arrived: list[Message] = []  # messages that were read and are not folded yet
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         #: Since when a follower knows of something that could be granted.

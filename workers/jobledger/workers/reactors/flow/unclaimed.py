@@ -35,7 +35,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
     granted: GrantedJob
     grant: int  #: stream sequence of its `granted`
-    since: float  #: when that was heard of, by the monotonic clock
+    since: float  #: when this process heard of the grant, by the monotonic clock
     is_first: bool  #: whether the job never ran before, so that any `started` of it is of this grant
 
 

@@ -1,4 +1,4 @@
-"""Declaring the schedules of a worker's code, without undoing what an operator said or what newer code says.
+"""Declaring the schedules of a worker's code, without undoing the settings of an operator or of newer code.
 
 Each declaration carries the fingerprint of what the code says. Code that another one replaced does not declare again
 while a living worker has the newer one: so a worker of the older version that restarts during a deploy changes nothing.

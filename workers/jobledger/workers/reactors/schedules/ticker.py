@@ -21,7 +21,7 @@ from jobledger.workers.reactors.reactor import Later
 
 # Looking together whether first events of jobs are there: one request for many schedules that tick at one moment.
 
-#: Who asks within this time is answered by one request; little of the time that is left before a tick.
+#: Questions within this time are answered by one request; little of the time that is left before a tick.
 _TOGETHER_S: Final = 0.02
 #: Subjects of one request; `Log.present` takes no more.
 _SUBJECTS_MAX: Final = 1_000
@@ -33,7 +33,7 @@ class Looks:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._subjects: list[str] = []
-        self._next: asyncio.Task[set[str]] | None = None  # has not asked yet
+        self._next: asyncio.Task[set[str]] | None = None  # the next question, not sent yet
 
     async def present(self, subjects: Sequence[str]) -> set[str]:
         """Return what `Log.present` says, perhaps with subjects that somebody else asked for.
@@ -45,7 +45,7 @@ class Looks:
             self._next = asyncio.create_task(self._ask(self._subjects))
             self._next.add_done_callback(_hear_of)
         self._subjects += subjects
-        return await asyncio.shield(self._next)  # others wait for it, too
+        return await asyncio.shield(self._next)  # other callers wait for the same answer
 
     async def _ask(self, subjects: list[str]) -> set[str]:
         await asyncio.sleep(_TOGETHER_S)
@@ -55,7 +55,7 @@ class Looks:
 
 
 def _hear_of(asked: asyncio.Task[set[str]]) -> None:
-    """Let no failure be told as forgotten, whose askers are all gone."""
+    """Retrieve a failure whose askers are all gone, so that asyncio does not log it as forgotten."""
     if not asked.cancelled():
         asked.exception()
 
