@@ -24,7 +24,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """The times of some events, all by one clock."""
 
     of: Literal["server", "events"]
-    times: tuple[datetime, ...]  #: of each event, in their order
+    times: tuple[datetime, ...]  #: the time of each event, in their order
     apart_s: float  #: the greatest difference between an event's two times
 
     def text(self) -> str:

@@ -58,7 +58,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None
     attempts_added: int  #: negative when the later moment has fewer
     events_added: int
-    last_sequence: int  #: of its newest event
+    last_sequence: int  #: sequence of its newest event
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str  #: what is different there, "" when nothing is
     events_added: int
     attempts_added: int
-    transitions: tuple[Transition, ...]  #: by queue, the most frequent first
+    transitions: tuple[Transition, ...]  #: sorted by queue, the most frequent first
     jobs: tuple[JobChange, ...]  #: all that changed, by their newest event
 
     @property

@@ -44,7 +44,7 @@ class ExportDamagedError(CorruptLedgerError):
     ) -> None:
         self.file = file
         self.line = line  #: counted from 1 (a row, in Parquet); 0 for the file as a whole
-        self.problem = problem  #: what is wrong, without where
+        self.problem = problem  #: the fault, without its place
         place = f", line {line:,}" if line else ""
         about = f" (stream sequence {stream_sequence})" if stream_sequence else ""
         super().__init__(

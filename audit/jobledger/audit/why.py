@@ -63,7 +63,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     is_past: bool = False  #: `now` is a past moment: leases and consumers of that time are not known
     holder: WorkerInfo | None = None  #: the lease of the worker that runs it, if it lives
-    lock: LockWait | None = None  #: what the attempt that runs waits for, if it does
+    lock: LockWait | None = None  #: the lock that the running attempt waits for, if any
     workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
     delivered: int = 0  #: stream sequence up to which that consumer has delivered

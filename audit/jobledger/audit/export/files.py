@@ -219,7 +219,7 @@ class JsonLinesWriter:
 
     def abandon(self) -> None:
         """Let go of the file; see `EventFileWriter.abandon`."""
-        with contextlib.suppress(OSError):  # what is left in the buffer may not fit on the disk
+        with contextlib.suppress(OSError):  # the rest of the buffer may not fit on the disk
             self._file.close()
 
 

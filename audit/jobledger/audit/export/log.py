@@ -173,7 +173,7 @@ class ExportLog(_ReadOnly):
                     if from_time is not None:
                         taken = _since(from_time, taken)
                         if taken:
-                            from_time = None  # what follows the first is wanted, whatever its clock says
+                            from_time = None  # all events after the first are wanted, whatever their times
                     wanted = taken if fits is None else [row for row in taken if _fitting(row, fits)]
                     batch, problem = readable(wanted, functools.partial(as_message, file))
                     if batch:

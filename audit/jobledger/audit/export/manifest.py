@@ -66,18 +66,18 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sha256: str  #: hex; of the file's bytes
     bytes: int
     count: int  #: events in it, at least 1
-    first_sequence: int  #: of its first event
-    last_sequence: int  #: of its last event
+    first_sequence: int  #: sequence of its first event
+    last_sequence: int  #: sequence of its last event
 
 
 class ExportedPayloads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The large inputs, results and checkpoints that the events refer to; each is counted once."""
 
     included: bool  #: whether they are in the export
-    count: int  #: what events refer to, in the export or not
-    gone: int  #: of them, what the object store no longer had when the export was written
-    differs: int  #: of them, what it then had with another sha256
-    bytes: int  #: of the files
+    count: int  #: payloads that events refer to, in the export or not
+    gone: int  #: payloads that the object store lacked when the export was written
+    differs: int  #: payloads that it then stored with another sha256
+    bytes: int  #: size of the files
     sha256: str  #: hex; of `payloads.jsonl`, "" without one
 
     @property

@@ -17,7 +17,7 @@ class ActorRule:
     """The rule `actor` over the events of a ledger, in their order."""
 
     def __init__(self) -> None:
-        self._by: dict[str, str] = {}  # who made each job that acts for somebody
+        self._by: dict[str, str] = {}  # the maker of each job that acts for somebody
 
     def job(self, event: JobEvent) -> Iterator[Broken]:
         """Yield what is wrong with an event of a job."""

@@ -15,7 +15,7 @@ from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.subjects import Names, is_token
 
-_BYTES: Final = 320  # of a record in memory, about
+_BYTES: Final = 320  # size of a record in memory, about
 
 
 class _ChainEnd(msgspec.Struct, frozen=True, gc=False):

@@ -46,7 +46,7 @@ from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
 
-_OTHERS_PART: Final = 8  # of the memory, for each aggregate but jobs
+_OTHERS_PART: Final = 8  # divides the memory: the share of each aggregate but jobs
 
 
 def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int | None) -> dict[str, Chains]:
@@ -150,7 +150,7 @@ class Checker:
         self._times = StoredTimes()
         self._tally = Tally()
         self.large_values = LargeValues()  #: set by whoever counted or read them
-        self.set_aside = SetAside()  #: what is no event
+        self.set_aside = SetAside()  #: the messages that are no events
         self.next_sequence = from_sequence  #: the one that must come next
 
     def feed(self, message: Message) -> None:

@@ -33,7 +33,7 @@ from jobledger.ledger.model.reactor import Archived, LimitInForce
 RULES: Final[tuple[Rule, ...]] = ("above", "slot", "order", "rate", "void")
 #: How long a granted job may stay `held` after the next grant by another reactor.
 GRACE: Final = timedelta(seconds=60)
-_BYTES: Final = 40  # of a line's newest grant, about
+_BYTES: Final = 40  # size of a line's newest grant, about
 
 #: A rule that is broken, how, and by which job: `<queue>/<job id>`, "" for none.
 Found = tuple[str, Broken]
@@ -43,7 +43,7 @@ class _Open(msgspec.Struct, gc=False):
     """A granted job that was not queued yet."""
 
     grant: int  #: stream sequence of its `granted`
-    by: str  #: who granted it
+    by: str  #: the author of the grant
     other_at: datetime | None = None  #: when another granted somebody for the first time after that
 
 
@@ -112,7 +112,7 @@ class GrantRules:
         """Take in grants, and yield what is wrong with them. `job_of`: a job by `<queue>/<job id>`, as it is now."""
         self._obey(event.limits_sequence)
         self._at = max(self._at, nanoseconds(event.at))
-        taken: dict[str, str] = {}  # by key, the last job that took a slot of it here
+        taken: dict[str, str] = {}  # the last job that took a slot of each key here
         for each in event.jobs:
             name = f"{each.queue}/{each.job}"
             job = job_of(name)

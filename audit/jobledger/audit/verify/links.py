@@ -36,7 +36,7 @@ def broken_link(prev: str, before: bytes | None, *, of: str = "job", age: int = 
 class Run(NamedTuple):
     """An archive run, as far as it tells which chains may begin again."""
 
-    stream_sequence: int  #: of the event that records it
+    stream_sequence: int  #: sequence of the event that records it
     through: int  #: up to which everything was archived
 
 

@@ -32,7 +32,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller knows and the ledger must agree with at its end; what is left out is not checked."""
 
-    enqueued: Iterable[JobName] | None = None  #: whose enqueue was acknowledged: all of them and no others
+    enqueued: Iterable[JobName] | None = None  #: exactly the jobs whose enqueue was acknowledged
     unsure: Collection[JobName] = ()  #: enqueued without an answer: they may be there or not
     all_final: bool = False  #: nothing is under way any more
     timers_until: datetime | None = None  #: no job may still wait for a moment before this one

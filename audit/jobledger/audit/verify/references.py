@@ -12,7 +12,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent, is_digest
 from jobledger.ledger.model.lifecycle import StoreName, references_of
 
 _CACHE_BYTES: Final = 2 << 20
-_BYTES_MAX: Final = 2**63 - 1  # what SQLite can hold: the event may be anybody's
+_BYTES_MAX: Final = 2**63 - 1  # the largest number in SQLite; an event may name a larger one
 _ROWS_AT_ONCE: Final = 1_000
 # A value that is an input of one event and a result of another has to last as an input does.
 _INSERT: Final = (
@@ -26,10 +26,10 @@ _SELECT: Final = "SELECT sha256, bytes, store, stream_sequence, job FROM wanted 
 class Reference(msgspec.Struct, frozen=True, gc=False):
     """A large value that an event refers to."""
 
-    sha256: str  #: of its JSON text; 64 hex digits
+    sha256: str  #: the sha256 of its JSON text; 64 hex digits
     bytes: int  #: as the event says
     store: StoreName  #: `inputs` where any event refers to it as one
-    stream_sequence: int  #: of the first event that refers to it there
+    stream_sequence: int  #: sequence of the first event that refers to it there
     job: str  #: `<queue>/<job id>` of that event
 
 

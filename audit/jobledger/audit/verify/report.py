@@ -20,7 +20,7 @@ _SHOWN_MAX: Final = 20
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing in the ledger that must not be."""
 
-    stream_sequence: int  #: of the event that breaks the rule; 0 when it is a missing one
+    stream_sequence: int  #: sequence of the event that breaks the rule; 0 when an event is missing
     job: str  #: `<queue>/<job id>`, or `lock <scope>/<id>`; "" when it is about none or nobody can tell
     rule: Rule
     sentence: str
@@ -84,7 +84,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     at: datetime
     jobledger: str  #: the version of the program
-    url: str = ""  #: of the server, without a password; "" for an export
+    url: str = ""  #: the server's URL, without a password; "" for an export
     export: str = ""  #: the folder or manifest of the export; "" for a ledger
     environment: str
     stream_created_at: str = ""  #: the server's word on when the ledger's stream was made; "" for an export

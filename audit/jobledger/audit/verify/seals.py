@@ -177,7 +177,7 @@ async def seals_as_witness(
         async for seal in each_seal(log):
             has_any = True
             if through is None or seal.stream_sequence <= through:
-                seals.append(seal)  # what was read before an error counts
+                seals.append(seal)  # a seal that was read before an error counts
     except CorruptLedgerError as error:
         problem = error
     if not has_any and problem is None and (trusted is None or may_lack):

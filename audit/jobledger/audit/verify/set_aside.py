@@ -22,7 +22,7 @@ class SetAside:
     def __init__(self) -> None:
         self._sequences = array("Q")
         self._digests = bytearray()
-        self.accepted: dict[int, AcknowledgedMessage] = {}  #: by stream sequence
+        self.accepted: dict[int, AcknowledgedMessage] = {}  #: the accepted messages, by stream sequence
 
     def add(self, stream_sequence: int, digest: bytes) -> None:
         """Take in the next one; `digest` is the sha256 of its bytes."""

@@ -17,7 +17,7 @@ class Tally:
     def __init__(self) -> None:
         self.events = 0  #: whatever they are about
         self.types: dict[type[JobEvent], int] = dict.fromkeys(EVENT_CLASSES, 0)  #: events of jobs
-        self.causes: Counter[str] = Counter()  #: of `queued` events
+        self.causes: Counter[str] = Counter()  #: number of `queued` events by cause
         self.lost = 0  #: attempts that were taken over or given up without an outcome
         self.closed: Counter[JobState | None] = Counter()  #: jobs that are over now, by state
 
