@@ -88,7 +88,7 @@ class View(msgspec.Struct, Generic[S_co], frozen=True, gc=False):
     """What a chain adds up to, and where its next event must follow."""
 
     state: S_co | None = None  #: None: the chain has no event
-    last_sequence: int = 0  #: of its newest message, which may be one that is no event
+    last_sequence: int = 0  #: sequence of its newest message, which may be no event
     last_data: bytes = b""  #: the newest event as stored
 
     @property

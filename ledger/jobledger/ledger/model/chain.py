@@ -36,7 +36,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A job and the place in the log where its next event must follow."""
 
     folded: Job | None = None  #: the job before `unfolded`
-    last_sequence: int = 0  #: of its newest message, which may be one that is no event
+    last_sequence: int = 0  #: sequence of its newest message, which may be no event
     last_data: bytes = b""  #: the newest event as stored
     unfolded: tuple[
         JobEvent, ...
@@ -142,7 +142,7 @@ async def catch_up(log: Log, ref: JobRef, view: JobView) -> JobView:
 def view_of(events: ChainEvents) -> JobView:
     """Return a chain as it was read."""
     view = fold(events)
-    if events.last_sequence > view.last_sequence:  # what is no event lies behind the newest one
+    if events.last_sequence > view.last_sequence:  # a message that is no event follows the newest one
         view = JobView(view.job, events.last_sequence, view.last_data)
     return view
 

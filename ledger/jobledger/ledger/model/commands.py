@@ -75,7 +75,7 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
         Raises: InvalidInputError.
         """
         order = self.order
-        if self.run_at is not None:  # what most jobs do not have costs them no call
+        if self.run_at is not None:  # most jobs do not have one, and are spared a call
             keep_utc(self, "run_at")
         if order.timeout_s is not None:
             check_finite("timeout_s", order.timeout_s)
@@ -96,7 +96,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority | None = None  #: None: as before
     #: `Job.wait_sequence` of the wait that this ends; it ends no wait begun since. None: any wait.
     asked_by: int | None = None
-    reason: str = ""  #: of an operator who does not let it wait any longer
+    reason: str = ""  #: the reason of an operator who ends the wait
     grant: int = 0  #: stream sequence of the `granted` by which its limits admitted it; with the cause `admitted` alone
 
 
@@ -112,7 +112,7 @@ class Reschedule(msgspec.Struct, frozen=True, kw_only=True):
     run_at: datetime
     input: msgspec.Raw = NO_VALUE
     input_ref: PayloadRef | None = None
-    reason: str = ""  #: of an operator
+    reason: str = ""  #: the operator's reason
 
     def __post_init__(self) -> None:
         """Check the moment."""

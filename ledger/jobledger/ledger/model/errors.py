@@ -286,7 +286,7 @@ class InputMismatchError(RefusedError):
         self.parent_id = parent_id  #: the job whose code makes it without giving an id; "": none
         #: Names of arguments, sorted; "task" alone for a job of another task, "parent" for one that somebody else made.
         self.differing = differing
-        self.number: int | None = None  #: of the input in `enqueue_many`, from 0
+        self.number: int | None = None  #: the input's number in `enqueue_many`, from 0
         #: In `enqueue_many` further ones, the first hundred of them; each has its number.
         self.others: tuple[InputMismatchError, ...] = ()
         what = "for another task" if differing == ["task"] else f"with another input ({', '.join(differing)})"
@@ -381,8 +381,8 @@ class UniqueKeyTakenError(RefusedError):
     def __init__(self, task: str, key: str, queue: str, job_id: str) -> None:
         self.task = task
         self.key = key  #: 40 hexadecimal digits, as in `ledger.unique.<task>.<key>`
-        self.queue = queue  #: of the job that holds it
-        self.job_id = job_id  #: that job
+        self.queue = queue  #: the queue of the job that holds it
+        self.job_id = job_id  #: the job that holds it
         super().__init__(
             f"job {job_id} in queue {queue} has the unique key that this job of task {task} would need: "
             f"`jobledger jobs why {job_id}` says what it waits for"

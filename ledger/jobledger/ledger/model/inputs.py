@@ -16,13 +16,13 @@ from jobledger.ledger.model.events import LABELS, Order
 from jobledger.ledger.model.subjects import check_token
 
 NOTE_MAX: Final = 4_000  #: characters of a note
-LIMITS_MAX: Final = 8  #: that one job may name
+LIMITS_MAX: Final = 8  #: number of limits that one job may name
 _PAIRS_MAX: Final = 16
 _NAME_MAX: Final = 64
 _WORD_MAX: Final = 128
-_FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: of a name and a key
+_FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: length of a name and a key
 _VALUE_MAX: Final = 256
-_SEALED_MAX: Final = 8 * _VALUE_MAX  #: of four bytes a character, as base64
+_SEALED_MAX: Final = 8 * _VALUE_MAX  #: length for four bytes a character, as base64
 _SHOWN_MAX: Final = 60
 #: The version ff and ids of nothing but zeros are invalid.
 _TRACEPARENT_LENGTH: Final = 55

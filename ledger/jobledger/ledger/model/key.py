@@ -360,7 +360,7 @@ def _words(event: AccessEvent) -> str:
 def _check(before: Key | None, event: AccessEvent, stream_sequence: int) -> Iterator[Broken]:
     """Decide the command of an event again; the result must be the same."""
     if before is None and event.prev:
-        return  # what came before was archived
+        return  # the earlier events were archived
     after = evolve(before, event, stream_sequence)
     if before is not None and after == msgspec.structs.replace(before, sequence=stream_sequence):
         return  # said once more by an archive run

@@ -31,7 +31,7 @@ SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorizati
 class RuleInput(msgspec.Struct, frozen=True):
     """What rules can see of a delivery."""
 
-    headers: Mapping[str, str] = {}  #: by their names in lower case
+    headers: Mapping[str, str] = {}  #: headers by their names in lower case
     document: Any = None  #: the body as JSON; `NOTHING` where it is none
 
 

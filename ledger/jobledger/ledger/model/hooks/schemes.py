@@ -26,7 +26,7 @@ Encoding = Literal["hex", "base64"]
 KeyForm = Literal["text", "base64"]
 Code = Literal["BAD_SIGNATURE", "STALE_TIMESTAMP"]
 
-_SIGNATURES_MAX: Final = 16  # of one request: more than any rotation needs
+_SIGNATURES_MAX: Final = 16  # signatures in one request: more than any rotation needs
 _HEADER_CHARACTERS_MAX: Final = 8_192
 _TEMPLATE_MAX: Final = 200
 _SECRET_PREFIX: Final = "whsec_"

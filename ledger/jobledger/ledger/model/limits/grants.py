@@ -110,7 +110,7 @@ class Granter:
     ) -> None:
         """Begin: nothing is defined, nobody waits. Without a spill every job that waits is kept in memory."""
         self.through = 0  #: stream sequence of the last event that was folded; who skips others may raise it
-        self.at = 0  #: of the newest `granted`, in nanoseconds
+        self.at = 0  #: time of the newest `granted`, in nanoseconds
         self.total = 0  #: how many jobs were ever granted
         self.floors = [0.0, 0.0, 0.0]  #: by priority, the virtual time at which somebody was served last
         self.shares: dict[tuple[int, str], Share] = {}

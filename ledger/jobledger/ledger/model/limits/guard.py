@@ -28,7 +28,7 @@ class Guard:
         """Begin with the `later` of an earlier guard."""
         #: By key, the stream sequences of the `held` of the youngest jobs that were granted, at most `LATER`, sorted.
         self.later: dict[str, tuple[int, ...]] = {} if later is None else dict(later)
-        self.first: Line | None = None  #: who has the right of way
+        self.first: Line | None = None  #: the line that has the right of way
         self.first_head = 0  #: the `held` of its first job at that moment
         self._unripe: dict[str, list[tuple[int, Line]]] = {}
         self._ripe = tuple(Spot(_RIPE, priority) for priority in range(3))

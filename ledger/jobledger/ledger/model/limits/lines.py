@@ -75,7 +75,7 @@ class Share:
         self.priority = priority
         self.fair = fair
         self.v = v  #: how much it was given, by its weight
-        self.limits = limits  #: of one of its jobs; they say which weight it has
+        self.limits = limits  #: the limits of one of its jobs; they say which weight it has
         self.weight = 1.0
         self.lines = 0  #: how many of its lines are not empty
         self.active_since = 0  #: stream sequence of the `held` with which its first line began
@@ -99,7 +99,7 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
     """A job that left while it waited."""
 
     held: int  #: stream sequence of its `held`
-    line: LineKey  #: in which it waited
+    line: LineKey  #: the line in which it waited
     left: int  #: stream sequence of the event with which it left
 
 
@@ -126,7 +126,7 @@ class Line:
         """Begin empty."""
         self.key = key
         self.priority, self.queue = key[0], key[1]
-        self.keys = key[3]  #: of which its jobs need a slot
+        self.keys = key[3]  #: keys of which its jobs need a slot
         self.number = number
         self.share = share
         self.heads: deque[WaitingJob] = deque()  #: the oldest jobs
@@ -234,7 +234,7 @@ class Lines:
     ) -> None:
         """Begin empty; without a spill all jobs stay in memory."""
         self.lines: dict[LineKey, Line] = {}
-        self.jobs: dict[JobKey, WaitingJob] = {}  #: in memory
+        self.jobs: dict[JobKey, WaitingJob] = {}  #: waiting jobs that are kept in memory
         self.spilled = 0  #: how many are not
         self._numbered: dict[int, Line] = {}
         self._numbers = 0
