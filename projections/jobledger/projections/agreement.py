@@ -81,7 +81,7 @@ async def refuse_other_past(log: Log, path: Path, position: Position) -> None:
         return
     head = await log.head()
     if stored is None and sequence == head.first_sequence - 1:
-        return  # an archive took it away after it was read
+        return  # an archive run removed the event after the projection read it
     what = f"the ledger has {'no' if stored is None else 'another'} event there"
     if head.made_at is not None and time_text(head.made_at) > (position.updated_at or ""):
         what += f", and was made at {time_text(head.made_at)}, after the projection last read: the older one is gone"

@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class StoppedError(ProjectionError):
-    """Nobody waits for the answer any more; never seen outside of the thread."""
+    """Nobody waits for the answer any more; this error never leaves the thread."""
 
 
 class Background:
     """One piece of work at a time, on connections that are used by it alone."""
 
     def __init__(self) -> None:
-        self.total = 0  #: rows, as soon as they are known
-        self.reads: list[sqlite3.Connection] = []  #: what is interrupted when nobody waits any more
+        self.total = 0  #: the number of rows, 0 until it is known
+        self.reads: list[sqlite3.Connection] = []  #: connections to interrupt when nobody waits any more
         self._done = 0
         self._beginning = threading.Lock()
         self._stopped = False
@@ -52,7 +52,7 @@ class Background:
         def to_its_end() -> tuple[T | None, Exception | None]:
             with self._beginning:
                 if self._stopped:
-                    return None, None  # nobody looks at it
+                    return None, None  # nobody looks at this result
                 began.set()
             try:
                 return work(), None
@@ -66,7 +66,7 @@ class Background:
             group.start_soon(self._show, progress)
             try:
                 found = await anyio.to_thread.run_sync(to_its_end, abandon_on_cancel=True)
-            except BaseException:  # cancelled, too: the thread is told to stop
+            except BaseException:  # a cancellation, too: the thread must stop
                 await self._stop(began, ended)
                 raise
             group.cancel_scope.cancel()

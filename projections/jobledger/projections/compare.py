@@ -31,7 +31,8 @@ from jobledger.projections.tables.registry import all_tables
 
 _PROBE_S: Final = 5.0
 _SHOWN_CHARACTERS_MAX: Final = 80
-_FRESH: Final = ProjectorConfig(batch_events_max=2_000)  # small enough for a signal to be heard between two
+# Small enough that a signal is handled between two batches.
+_FRESH: Final = ProjectorConfig(batch_events_max=2_000)
 _RANKS: Final[dict[type, int]] = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 _BEHIND_ALL: Final = (4, None)
 
@@ -119,7 +120,7 @@ def _reading(path: Path, apart: Background) -> Generator[sqlite3.Connection, Non
     try:
         with files.translated(path, _PROBE_S):
             connection.execute("BEGIN")
-            read_position(connection)  # only a first look begins the transaction
+            read_position(connection)  # SQLite begins the transaction only at the first read
         yield connection
     finally:
         apart.reads.remove(connection)
@@ -130,7 +131,7 @@ def _compared(
     a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection, apart: Background
 ) -> Difference | None:
     first = _beginnings(a, one, b, two)
-    if first is not None:  # every other difference follows from it
+    if first is not None:  # every other difference follows from this one
         return first
     count = 0
     with files.translated(a, _PROBE_S):
@@ -182,7 +183,7 @@ def _rows(path: Path, connection: sqlite3.Connection, table: Table, columns: Seq
 def _unequal(
     rows_a: Iterator[_Row], rows_b: Iterator[_Row], places: Sequence[int]
 ) -> Iterator[tuple[_Row | None, _Row | None]]:
-    """Yield the two rows of each key at which the sides are not the same, None where one has none."""
+    """Yield the two rows of each key whose rows differ, with None for a side that lacks the row."""
     row_a, row_b = next(rows_a, None), next(rows_b, None)
     while row_a is not None or row_b is not None:
         is_in_a = is_in_b = True
@@ -195,7 +196,7 @@ def _unequal(
 
 
 def _key(row: _Row | None, places: Sequence[int]) -> list[tuple[int, Any]]:
-    """Return what orders rows as SQLite does, also where somebody put NULL or a number into a key."""
+    """Return a sort key that orders rows as SQLite does, also when a key holds NULL or a number."""
     if row is None:
         return [_BEHIND_ALL]
     return [(_RANKS[type(row[place])], row[place]) for place in places]

@@ -23,17 +23,17 @@ from jobledger.projections.statistics.counted import read_counts
 
 _BUSY_TIMEOUT_S: Final = 5.0
 
-#: Returns the ledger with what was archived in front of it.
+#: Returns the ledger with its archived events in front of it.
 Past = Callable[[], Awaitable[Log]]
 
 
 def counting(log: Log, path: Path | str, *, past: Past | None = None) -> CountEverything:
-    """Return what `archive.archive_deps` takes as `count`.
+    """Return the function that `archive.archive_deps` takes as `count`.
 
-    It brings the projection at `path` up to the ledger's end, and reads its counters. Where these do not count from
-    the ledger's first event, or the projection cannot go on, everything is counted from `past` in a temporary file.
+    It brings the projection at `path` up to the ledger's end, and reads its counters. If they do not count from the
+    ledger's first event, or the projection cannot go on, everything is counted from `past` in a temporary file.
 
-    What it returns raises ArchiveRefusedError where neither can be done, and what `Log.read` raises.
+    The returned function raises ArchiveRefusedError when both ways fail, and what `Log.read` raises.
     """
 
     async def count(progress: ProgressCallback) -> Counts:

@@ -1,14 +1,14 @@
 """The projection's file: opened by the right hands only, and replaced whole.
 
 Beside `<path>` and SQLite's own `-wal` and `-shm` there are
-- `<path>.lock`: a lock shared by everyone who is opening the file, and held alone by who replaces it;
+- `<path>.lock`: a lock shared by everyone who is opening the file, and held alone by a process that replaces it;
 - `<path>.rebuild-<pid>`: a file being made; useless once its process is gone;
 - `<path>.ready`: a complete file about to become `<path>`; whoever opens `<path>` next finishes the move.
 
 SQLite finds a `-wal` by its name alone and would replay the old file's into the new one, so both `-wal` and
 `-shm` must be gone before the new file takes the name; and the old file must never be opened without its
-`-wal`. Hence the lock, and `.ready`, by which the next process completes a move that a crash cut off. Who has the
-old file open keeps it, with its unlinked `-wal`, and SQLite deletes neither on closing since it sees that
+`-wal`. Hence the lock, and `.ready`, by which the next process completes a move that a crash cut off. A process that
+has the old file open keeps it, with its unlinked `-wal`, and SQLite deletes neither on closing since it sees that
 the name now means another file.
 """
 
@@ -70,7 +70,7 @@ _STORAGE_CODES: Final = frozenset(
 
 
 def is_of_the_file(error: BaseException) -> bool:
-    """Return whether the file is to blame for an error of SQLite's, and not the statement."""
+    """Return whether the file, and not the statement, caused an error of SQLite's."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     return isinstance(error, sqlite3.Error) and code in {sqlite3.SQLITE_BUSY, *_STORAGE_CODES, *_DAMAGE_CODES}
 
@@ -199,7 +199,7 @@ def _checked(connection: sqlite3.Connection, path: Path, layout: Layout) -> sqli
 def _closed_on_error(connection: sqlite3.Connection) -> Generator[None, None, None]:
     try:
         yield
-    except BaseException:  # Ctrl-C, too: nobody else closes it
+    except BaseException:  # Ctrl-C, too: nobody else closes the connection
         connection.close()
         raise
 
@@ -227,7 +227,7 @@ def _make_first(path: Path, environment: str, busy_timeout_s: float, layout: Lay
         connection.close()
     seal_draft(draft)
     with _locked(path, fcntl.LOCK_EX, busy_timeout_s):
-        if _is_there(path):  # somebody else was first
+        if _is_there(path):  # another process made the file first
             draft.unlink()
         else:
             _replace(draft, path)
@@ -279,7 +279,7 @@ def seal_draft(draft: Path) -> None:
 
 
 def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -> None:
-    """Let a sealed draft take the place of `path`; who reads the old file goes on reading it.
+    """Let a sealed draft take the place of `path`; processes that read the old file go on reading it.
 
     Raises: NotAProjectionError when `path` meanwhile belongs to something else; ProjectionBusyError,
         ProjectionStorageError.
@@ -292,7 +292,7 @@ def replace(draft: Path, path: Path, *, busy_timeout_s: float, layout: Layout = 
 def refuse_foreign(path: Path, layout: Layout = LEDGER) -> None:
     """Raise NotAProjectionError if `path` is another application's database, or no database and never was ours.
 
-    Raises: also UnfitFileError for what is no regular file.
+    Raises: also UnfitFileError if it is not a regular file.
     """
     _refuse_unfit(path)
     if not path.exists():
@@ -311,7 +311,7 @@ def refuse_foreign(path: Path, layout: Layout = LEDGER) -> None:
 
 
 def require_beginning(path: Path, layout: Layout) -> None:
-    """Raise DamagedProjectionError where something else was written over a projection that somebody has open.
+    """Raise DamagedProjectionError if something else was written over a projection that is open.
 
     The log is not read: its pages are not in the file yet. Only SQLite opens the file: closing it here would drop
     the locks that this process has on it.
@@ -386,12 +386,13 @@ def _locked(path: Path, kind: int, busy_timeout_s: float) -> Generator[None, Non
         yield  # this reader may not make or open the lock: it reads without one
         return
     try:
-        with contextlib.suppress(OSError):  # another user's, perhaps
-            os.utime(descriptor)  # SQLite leaves no trace of a reader: this is when the file was last used
+        with contextlib.suppress(OSError):  # the lock file may be another user's
+            # The lock's time says when the file was last used: SQLite leaves no trace of a reader.
+            os.utime(descriptor)
         _wait_for_lock(descriptor, kind, path, busy_timeout_s)
         yield
     finally:
-        os.close(descriptor)  # which gives the lock back
+        os.close(descriptor)  # closing it releases the lock
 
 
 def held_alone(path: Path, busy_timeout_s: float) -> AbstractContextManager[None]:

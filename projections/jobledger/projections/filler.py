@@ -1,6 +1,6 @@
 """Filling a file with the ledger's events: fold, commit rows and position together, notice what does not fit.
 
-Rows and position change in one SQLite transaction, so whoever fills may die anywhere and go on where its last
+Rows and position change in one SQLite transaction, so a process that fills may die anywhere and go on where its last
 commit ended. Commits run on the event loop: they are bounded by `batch_events_max` (about 100 ms at the default),
 and a thread would fight the reader for the interpreter at every SQLite call.
 """
@@ -58,7 +58,7 @@ class ProjectorConfig(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.05  #: how long the first event of a transaction may wait for more, when following
     cache_jobs_max: int = 20_000  #: folds of unfinished jobs kept in memory
     cache_bytes_max: int = 64 << 20  #: their encoded size, about half of what they take
-    busy_timeout_s: float = 5.0  #: how long another writer of the file is waited for; blocks the event loop
+    busy_timeout_s: float = 5.0  #: the longest wait for another writer of the file; blocks the event loop
 
     def __post_init__(self) -> None:
         """Check each option."""
@@ -100,13 +100,13 @@ class Filler:
         self._layout = layout
         self._snapshots = snapshots
         self._begins_at = begins_at
-        self._ledger_begins_at = 1  # as `prepare` found it
+        self._ledger_begins_at = 1  # the ledger's first stream sequence, as `prepare` found it
         self._connection: sqlite3.Connection | None = None
         self._identity: files.Identity | None = None
         self._rows: Rows | None = None
         self._position: Position | None = None
         self._advanced = anyio.Event()
-        self._is_doubtful = False  # the file looked damaged when it was looked at last
+        self._is_doubtful = False  # the file looked damaged at the last check
 
     def __enter__(self) -> Self:
         return self

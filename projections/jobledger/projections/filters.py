@@ -25,8 +25,8 @@ Condition = tuple[str, tuple[object, ...]]
 def field_condition(column: str, field: str, value: str) -> Condition:
     """Return the condition that a field of the JSON text in `column` has a value, and what is bound in it.
 
-    `field`: a name of the outermost object, or a pointer that begins with `/`. `value`: a string, or what is written so
-    in JSON: `42`, `true`, `null`. A column that holds no JSON, or too deep one, does not fit.
+    `field`: a name of the outermost object, or a pointer that begins with `/`. `value`: a string, or a
+    JSON number, `true`, `false` or `null`. A column without JSON, or with JSON nested too deep, does not fit.
 
     Raises: ProjectionConfigError.
     """
@@ -44,7 +44,7 @@ def _equals(column: str, path: str, value: str) -> Condition:
     number = _number(value)
     if number is None:
         return f"({found} = ? AND {kind} = 'text')", (path, value, path)
-    # SQLite has 1 for true, and takes no number for equal to a text.
+    # SQLite returns 1 for true, and a number never equals a text.
     return f"({found} IN (?, ?) AND {kind} IN ('text', 'integer', 'real'))", (path, value, number, path)
 
 
@@ -92,14 +92,14 @@ def can_be_named(name: str) -> bool:
 
 
 _TEXT_LENGTH_MAX: Final = 200
-#: What `JobFilter.text` is looked for in.
+#: Columns that `JobFilter.text` is searched in.
 _WORDS_OF: Final = ("id", "data", "result", "error", "metadata")
 
 
 class Term(NamedTuple):
     """A condition on rows of `jobs`."""
 
-    field: str  #: of `JobFilter`, or of its `said`
+    field: str  #: the name of a field of `JobFilter` or of its `said`
     sql: str
     values: tuple[object, ...] = ()
 
@@ -109,12 +109,12 @@ _OF_SEVERAL: Final = frozenset({"metadata", "limited_by", "owner"})
 
 
 class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs, by what their enqueuers said of them; None, and no pair, is no condition."""
+    """A choice of jobs by what their enqueuers said of them; None and an empty tuple set no condition."""
 
     tenant: str | None = None
     correlation: str | None = None
-    metadata: tuple[tuple[str, str], ...] = ()  #: every one of these pairs
-    limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
+    metadata: tuple[tuple[str, str], ...] = ()  #: pairs that a job must all have
+    limited_by: str | None = None  #: `name:key`, or a name alone for any key
     created_by: str | None = None  #: who asked for the job
     owner: str | None = None  #: whose data the jobs hold, as `person:17`
 
@@ -135,7 +135,7 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
         terms: list[Term] = []
         for column in self.__struct_fields__:
             word = getattr(self, column)
-            if word is not None and column not in _OF_SEVERAL:  # as the index says that it is made of
+            if word is not None and column not in _OF_SEVERAL:  # the condition of the partial index
                 terms.append(Term(column, f"{column} = ? AND {column} <> ''", (word,)))
         terms += [Term("metadata", *_pair(key, value)) for key, value in self.metadata]
         if self.limited_by is not None:
@@ -143,14 +143,14 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
             exact = f" {self.limited_by} "
             begun = exact if ":" in self.limited_by else f" {self.limited_by}:"
             terms.append(Term("limited_by", f"({found} OR {found})", (exact, begun)))
-        if self.owner is not None:  # any of the owner's keys: `0` is what follows `/`
+        if self.owner is not None:  # any of the owner's keys: `0` is the character after `/`
             sql = "key >= ? AND key < ? AND key <> ''"
             terms.append(Term("owner", sql, (f"{self.owner}/", f"{self.owner}0")))
         return terms
 
 
 def _pair(key: str, value: str) -> tuple[str, tuple[str, str]]:
-    if can_be_named(key):  # takes half the time
+    if can_be_named(key):  # this comparison takes half the time
         return "json_extract(metadata, ?) = ?", (f'$."{key}"', value)
     said = "SELECT 1 FROM json_each(metadata) AS said WHERE said.key = ? AND said.value = ?"
     return f"EXISTS ({said})", (key, value)
@@ -169,7 +169,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: str | None = None  #: at this time or later
     until: str | None = None  #: before this time
     said: SaidFilter = NOTHING_SAID
-    jobs: JobFilter | None = None  #: what their jobs fit besides; it also says which queues are meant
+    jobs: JobFilter | None = None  #: further conditions on their jobs; it also says which queues are meant
     #: Only queues and tasks with such names; see `JobFilter`.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
@@ -244,19 +244,19 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str | None = None
     batch: str | None = None
     id_prefix: str | None = None  #: what the job's id begins with
-    error_type: str | None = None  #: of the newest failure
+    error_type: str | None = None  #: the error type of the newest failure
     id_suffix: str | None = None  #: what the job's id ends with
-    run: str | None = None  #: id of a run: its children
+    run: str | None = None  #: the id of a run, whose children are chosen
     awaiting: str | None = None  #: a word of what a run waits for
     fingerprints: tuple[str, ...] = ()  #: any of these, or prefixes of them; only dead letters have one
     #: Fields of the input and their values: a name of the outermost object or a JSON pointer, and a string, or a number,
     #: `true`, `false` or `null` as JSON has it. An input in the object store is not looked into.
     input: tuple[tuple[str, str], ...] = ()
     text: str | None = None  #: somewhere in id, input, result, error message or metadata; a-z as A-Z
-    #: The beginning of ids where some begin so (`Store.resolved` looks), else a text as `text` is.
+    #: The beginning of ids if any id begins so (`Store.resolved` checks), otherwise a text like `text`.
     words: str | None = None
     members: bool = True  #: children of runs, too; those of a run that is named are always meant
-    #: Only queues and tasks with such names, as in a shell (`*`, `?`, `[a-f]`): what somebody may see. Empty: all.
+    #: Only queues and tasks with such names, as in a shell (`*`, `?`, `[a-f]`): those that the asker may see. Empty: all.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
 
@@ -289,7 +289,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self.states:
             terms.append(Term("states", f"status IN ({', '.join('?' * len(self.states))})", self.states))
         if self.trace_id is not None:
-            terms.append(Term("trace_id", "trace_id <> ''"))  # as the index says that it is made of
+            terms.append(Term("trace_id", "trace_id <> ''"))  # the condition of the partial index
         if self.id_prefix is not None:  # every character that an id can have is below the tilde
             terms.append(Term("id_prefix", "id >= ? AND id < ?", (self.id_prefix, f"{self.id_prefix}~")))
         if self.id_suffix is not None:
