@@ -100,6 +100,7 @@ EXTRAS = {
     "pydantic": ("No module named 'pydantic'", ("enqueue", "--app", "parcels", "send", 'parcel={"grams":3}')),
     "otel": ("jobledger[otel]", ("worker", "--app", "receipts", "--until-idle", "--traces")),
     "client": ("No module named 'httpx'", ("python", "-c", "import jobledger.gateway.client")),
+    "outbox": ("No module named 'psycopg'", ("python", "-c", "import psycopg")),
     "gateway": ("jobledger[gateway]", ("gateway", "--port", "PORT")),
     "oidc": (
         "jobledger[oidc]",
