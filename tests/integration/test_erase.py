@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from tests.support.limited import archive_beyond
 from tests.support.limits import LIMIT_S
 
 from jobledger.admin import erasure
@@ -25,7 +24,6 @@ from jobledger.admin.owner_keys_file import bring_keys, keep_keys
 from jobledger.admin.owners import unfinished_erasures
 from jobledger.admin.rows import Rows
 from jobledger.admin.verbs.owners import EraseOwner, HoldOwnersData, ListOwners, ShowOwner, UnholdOwnersData
-from jobledger.audit.archive import open_archive
 from jobledger.audit.verify import verify
 from jobledger.audit.verify.checker import Checker
 from jobledger.ledger import (
@@ -583,35 +581,6 @@ async def test_a_key_that_is_made_after_the_keys_were_lost_has_the_next_number(
         assert (await back.snapshot()).state is JobState.CANCELLED
         assert await wrapped_key(ledger) == b""
         assert await events(ledger) == ["erasing", "erased"] * 2
-
-
-@pytest.mark.parametrize("then", ["nothing", "held"])
-async def test_the_last_number_of_an_erased_key_outlives_archives_and_the_lost_bucket(
-    connected: Connect, tmp_path: Path, then: str
-) -> None:
-    clock, key, rows, folder = Moved(), master(tmp_path), tmp_path / "jobs.db", tmp_path / "archive"
-    async with connected(master_key=key, clock=clock) as ledger:
-        for _ in range(2):
-            await work(ledger, await ledger.enqueue(greet.options(**OWNED), text="Jane"))
-            for seconds in (0.0, GRACE_S, SETTLE_S):
-                clock.move(seconds)
-                await erase(ledger, rows)
-        for _ in range(2):  # the second run takes away what the first one recorded, and says it again
-            await ledger.enqueue(greet.options(owner="person:18", delay_s=3600), text="Joe")
-            await archive_beyond(ledger, folder, (await ledger.log.head()).last_sequence)
-        assert await events(ledger) == []
-        if then == "held":
-            await ledger.do(HoldOwnersData(owner="person:17", reason="a lawsuit"), by="dpo")
-        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
-    async with connected(master_key=key, clock=clock) as ledger:
-        back = await ledger.enqueue(greet.options(**OWNED), text="Jane")
-        assert (await back.snapshot()).order.key == "person:17/3"
-        for number in (1, 2):
-            with pytest.raises(ErasedError):
-                await keys_of(ledger).key(f"person:17/{number}")
-        for log in (ledger.log, await open_archive(ledger.log, folder)):
-            report = await verify(log)
-            assert report.sound, report.text()
 
 
 async def test_an_erasure_ends_though_the_keys_were_lost_meanwhile(

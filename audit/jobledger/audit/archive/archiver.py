@@ -284,7 +284,7 @@ class Archiver:
         await carry_keys(self._log, found.keys, through, self._deps.clock)
         await self._count(export, force=force)
         self._progress("record")(0, 1)
-        await self._record(export, found)
+        await self._record(export, found.limits)
         await self._purge(through)
         self._jobs_archived += found.jobs_over - members.ended_here - late
 
@@ -486,7 +486,7 @@ class Archiver:
             sentence = "another archive run is at work; nothing was taken away by this one: run it again"
             raise ArchiveRefusedError(sentence) from error
 
-    async def _record(self, export: ExportLog, found: Prefix) -> None:
+    async def _record(self, export: ExportLog, limits: Definitions) -> None:
         """Record in the ledger where its oldest events are now, on condition that no other run just did."""
         manifest = export.manifest
         last = await end_of_chain(self._log, REACTOR.chain(self._log.names, ARCHIVE))
@@ -509,8 +509,7 @@ class Archiver:
             digest=manifest.digest,
             count=manifest.count,
             folder=place_of(self._folder),
-            limits=_in_force(found.limits, newest, recorded_at, manifest.last_sequence),
-            owner_number=max(found.owner_number, 0 if newest is None else newest.owner_number),
+            limits=_in_force(limits, newest, recorded_at, manifest.last_sequence),
         )
         try:
             await self._log.append(REACTOR.link(self._log.names, [event], REACTOR.view(*last)))

@@ -35,7 +35,6 @@ from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
-from jobledger.ledger.model.owner import OWNER
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import (
@@ -260,7 +259,6 @@ class Prefix:
         self.members = Members()  #: children that come to their end in the prefix
         self.keys: dict[KeyRef, Taken] = {}  #: unique keys that jobs may still hold, as they were taken last
         self.limits = Definitions()
-        self.owner_number = 0  #: the highest number of an owner's key that an owner's event names
         self.newest_at: datetime | None = None
         self.carried_bytes = 0  #: that those jobs and the children of steps that go on take, at the most
         self._weights: dict[JobRef, int] = {}  # of these jobs, each one's part of it
@@ -284,8 +282,6 @@ class Prefix:
             self.keys[KeyRef(task=taken.task, key=taken.key)] = taken
         elif aggregate == LIMIT.name:
             self.limits.feed(LIMIT.decode(message), message)
-        elif aggregate == OWNER.name:
-            self.owner_number = max(self.owner_number, OWNER.decode(message).number)
 
     async def finish(self, checker: Checker) -> None:
         """Have nothing to say."""

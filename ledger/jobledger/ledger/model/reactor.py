@@ -60,7 +60,6 @@ class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     count: Whole  #: events in the export
     folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; for people alone
     limits: tuple[LimitInForce, ...] | None = None  #: as defined at `through_sequence`; absent: not known
-    owner_number: Whole = 0  #: the highest number of an owner's key that any owner's event up to there names
 
 
 class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):

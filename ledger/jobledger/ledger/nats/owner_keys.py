@@ -29,7 +29,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.log import Entry, Log, end_of_chain
+from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.seals import ValueKey, check_owner, number_of, owner_of
 from jobledger.ledger.model.subjects import Names
@@ -364,28 +364,23 @@ class OwnerKeys:
     async def _last_number(self, owner: str) -> int:
         """Return the number of the newest key of which the ledger says that it was erased, 0 for none.
 
-        It is asked where the bucket has nothing of an owner, who may be new, or the bucket was lost. Of an owner whose
-        events an archive run took away, no number is known but the highest one of all these owners.
+        It is asked where the bucket has nothing of an owner, who may be new, or the bucket was lost.
 
         Raises: OwnerErasingError while an erasure is not done; KeyUnavailableError.
         """
         from jobledger.ledger.model.owner import OWNER, OwnerState  # noqa: PLC0415 - few processes make keys
-        from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived  # noqa: PLC0415 - the same
 
-        archives = REACTOR.of_type(self._names, "archived", ARCHIVE)
         try:
             state: OwnerState | None = (await look(self._log, OWNER, owner)).state
-            # After the owner's events: what a run took away meanwhile is recorded before.
-            known = 0 if state is None else state.number  # 0 also of who was held after an archive run
-            message = None if known else (await end_of_chain(self._log, archives)).event
         except UnreachableError as error:
             raise KeyUnavailableError(
                 f"whether a key of owner {owner} was erased cannot be read: {error}"
             ) from error
-        if state is not None and state.erasing is not None:
+        if state is None:
+            return 0
+        if state.erasing is not None:
             raise OwnerErasingError(owner)
-        archived = None if message is None else REACTOR.decode(message)
-        return archived.owner_number if isinstance(archived, Archived) else known
+        return state.number
 
     async def _change(self, owner: str, change: Callable[[KeyEntry], KeyEntry]) -> KeyEntry | None:
         """Change an entry on condition of what was read; None where there is none."""
