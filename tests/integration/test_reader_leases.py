@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.earlier import of_an_earlier_release
 from tests.support.roles import authorization, printed, user
@@ -26,6 +27,12 @@ pytestmark = pytest.mark.anyio
 
 async def _readers(ledger: Ledger) -> list[str]:
     return sorted(each.reader for each in (await look_at_upgrade(ledger)).processes)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have readers take their leases at once, nearly."""
+    monkeypatch.setattr("jobledger.ledger.reader_leases._AGAIN_S", 0.05)
 
 
 async def _become(ledger: Ledger, *readers: str) -> None:
@@ -99,7 +106,6 @@ async def test_a_reader_that_was_frozen_takes_another_lease(
 async def test_a_reader_begins_while_no_lease_can_be_taken_and_takes_one_later(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.ledger.reader_leases._AGAIN_S", 0.05)
     async with connected() as reading, connected() as operator:
         renew, tries = reading.leases.renew, list[str]()
 
@@ -133,3 +139,29 @@ async def test_a_reader_without_the_right_reads_on_and_says_so_once(
             said = [each for each in caplog.records if "$KV.WORKERS" in each.getMessage()]
             assert [each.levelno for each in said] == [logging.INFO]
             assert await _readers(ledger) == []
+
+
+async def test_who_reads_for_a_moment_writes_nothing(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.ledger.reader_leases._AGAIN_S", 60.0)
+    async with connected() as operator, connected() as reading:
+        for _ in range(20):
+            async with reading.subscription("billing"):
+                pass
+        assert await operator.leases.all(clients=True) == []
+
+
+async def test_workers_are_found_behind_more_readers_than_one_answer_has(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.ledger.nats.leases._AT_ONCE", 3)
+    async with connected() as operator:
+        now = operator.clock.now()
+        worker = WorkerInfo(worker="zz", host="zz", pid=1, queues=("mail",), started_at=now, renewed_at=now)
+        for number in range(10):
+            reader = msgspec.structs.replace(worker, worker=f"app-{number}", kind="client")
+            await operator.leases.renew(reader, 0)
+        await operator.leases.renew(worker, 0)
+        assert [each.worker for each in await operator.leases.all()] == ["zz"]
+        assert len(await operator.leases.all(clients=True)) == 11

@@ -61,6 +61,8 @@ _RUNS_MAX: Final = 20  #: one after the other, before the next pause
 #: How often large values are looked at, which reads the whole ledger; and how soon again where that did not go well.
 _CLEAR_EVERY_S: Final = 6 * 3600.0
 _CLEAR_AGAIN_S: Final = 3600.0
+#: How long such a look may take: no events are moved meanwhile.
+_CLEAR_S_MAX: Final = 900.0
 #: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
 _LATE_SHARE: Final = 0.05
 
@@ -360,15 +362,21 @@ class Keeper:
         monotonic = self._ledger.clock.monotonic
         if self._clear is None or self._away or monotonic() < self._clear_at:
             return
+        self._clear_at = monotonic() + _CLEAR_AGAIN_S  # also where the look ends the keeper
         try:
-            async with asyncio.timeout(_RUN_S_MAX):
+            async with asyncio.timeout(_CLEAR_S_MAX):
                 cleared = await self._clear()
         except TimeoutError:
             cleared = MoveOutcome(
                 is_due=True,
-                trouble=f"a look at large values took more than {_RUN_S_MAX:,.0f} s and was ended",
+                trouble=f"a look at large values took more than {_CLEAR_S_MAX:,.0f} s and was ended",
             )
-        self._clear_at = monotonic() + (_CLEAR_AGAIN_S if cleared.is_due else _CLEAR_EVERY_S)
+        except Exception as error:  # noqa: BLE001 - as of a killed process: events are to be moved all the same
+            cleared = MoveOutcome(
+                is_due=True, trouble=f"a look at large values ended: {str(error) or type(error).__name__}"
+            )
+        if not cleared.is_due:
+            self._clear_at = monotonic() + _CLEAR_EVERY_S
         self._cleared = cleared
         if cleared.values:
             logger.info(
@@ -380,10 +388,11 @@ class Keeper:
         """Look whether the folder of the archive is there, and note what is wrong at this moment."""
         self._away = await self._why_no_place(terms, head)
         self._place_up = not self._away and not self._moved.unwritten
-        trouble = (self._moved.trouble or self._away or self._cleared.trouble)[:_TROUBLE_MAX]
-        if not trouble:
+        of_events = self._moved.trouble or self._away
+        trouble = (of_events or self._cleared.trouble)[:_TROUBLE_MAX]
+        if not of_events:
             self._looked_at = self._ledger.clock.now()
-        elif trouble != self._trouble:
+        if trouble and trouble != self._trouble:
             logger.warning("%s", trouble)
         self._trouble = trouble
 

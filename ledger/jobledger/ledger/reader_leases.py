@@ -22,6 +22,8 @@ from jobledger.ledger.nats.outage import Outage
 
 logger = logging.getLogger("jobledger.lease")
 
+#: How long a reader reads before it takes a lease, so that one that reads for a moment writes nothing; and how long it
+#: waits before another try.
 _AGAIN_S: Final = 5.0
 _FAREWELL_S: Final = 1.0
 
@@ -82,6 +84,7 @@ class ReaderLeases:
 
     async def _keep(self, reader: Reader) -> None:
         while True:
+            await asyncio.sleep(_AGAIN_S)
             keeper = LeaseKeeper(
                 self._leases,
                 self._clock,
@@ -101,7 +104,6 @@ class ReaderLeases:
                 logger.debug("the %s has no lease yet: %s", reader, error)
             finally:
                 await _give_back(keeper)
-            await asyncio.sleep(_AGAIN_S)
 
 
 async def _give_back(keeper: LeaseKeeper) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, Protocol
 
@@ -38,7 +38,8 @@ logger = logging.getLogger("jobledger.leases")
 
 _READ_TIMEOUT_S: Final = 2.0
 _NANOSECONDS: Final = 1_000_000_000
-_LISTED_MAX: Final = 1_000
+_LISTED_MAX: Final = 10_000
+_AT_ONCE: Final = 1_000  #: keys in one answer of the server
 _END_TRIES_MAX: Final = 3
 _TOLD_MAX: Final = 100
 #: How many of a worker's jobs its lease names.
@@ -309,14 +310,9 @@ class JetStreamLeases:
         subjects = sorted((info and info.state.subjects) or {})[:_LISTED_MAX]
         if not subjects:
             return []
-        request = {"multi_last": subjects}
-        try:
-            found = await api.direct_get(
-                self._connection, self._inbox, self._stream, request, batch=True, timeout_s=_READ_TIMEOUT_S
-            )
-        except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
-            raise ServerUnreachableError("the workers' bucket gave no answer") from error
-        keys = {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
+        keys: dict[str, bytes] = {}
+        for first in range(0, len(subjects), _AT_ONCE):
+            keys |= await self._keys_of(subjects[first : first + _AT_ONCE])
         infos = [(each, self._read(each, keys[each])) for each in subjects if each in keys]
         return [
             info
@@ -325,6 +321,17 @@ class JetStreamLeases:
             and (clients or info.kind == "worker")
             and subject == self._prefix + info.worker
         ]
+
+    async def _keys_of(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        """Return what these keys hold, those without a value left out. Raises: ServerUnreachableError."""
+        request = {"multi_last": subjects}
+        try:
+            found = await api.direct_get(
+                self._connection, self._inbox, self._stream, request, batch=True, timeout_s=_READ_TIMEOUT_S
+            )
+        except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
+            raise ServerUnreachableError("the workers' bucket gave no answer") from error
+        return {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
 
 
 def _unreadable(worker: str) -> WorkerInfo:
