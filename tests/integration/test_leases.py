@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from tests.support.renewals import renewals
 from tests.support.working import LIMIT_S, Connect, until, working
 
 from jobledger.ledger import Ledger, task
@@ -132,14 +133,7 @@ async def test_a_worker_without_a_lease_asks_for_no_job_and_uses_up_no_delivery(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(lease_s=1.0) as ledger:
-        renew, is_answered = ledger.leases.renew, asyncio.Event()
-        is_answered.set()
-
-        async def answered_later(info: WorkerInfo, revision: int) -> int:
-            await is_answered.wait()
-            return await renew(info, revision)
-
-        monkeypatch.setattr(ledger.leases, "renew", answered_later)
+        is_answered = renewals(ledger, monkeypatch)
         async with working(ledger, nothing) as worker:
             await worker.taking.wait()
             is_answered.clear()

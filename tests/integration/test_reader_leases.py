@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.earlier import of_an_earlier_release
+from tests.support.renewals import renewals
 from tests.support.roles import authorization, printed, user
 from tests.support.secured import secured
 from tests.support.working import Connect, until
@@ -84,14 +85,7 @@ async def test_a_reader_that_was_frozen_takes_another_lease(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(lease_s=1.0) as reading, connected() as operator:
-        renew, is_awake = reading.leases.renew, asyncio.Event()
-        is_awake.set()
-
-        async def renew_awake(info: WorkerInfo, revision: int) -> int:
-            await is_awake.wait()
-            return await renew(info, revision)
-
-        monkeypatch.setattr(reading.leases, "renew", renew_awake)
+        is_awake = renewals(reading, monkeypatch)
         async with reading.reader_leases.held("sealer"):
             await _become(operator, "sealer")
             (before,) = (await look_at_upgrade(operator)).processes

@@ -75,7 +75,7 @@ class Rig:
         self.stored = StoredValues(ledger.inbox, ledger.names, ledger.inputs)
 
     async def clear(self, hours: float = 0.0) -> ClearedValues:
-        """Make a pass in so many hours; what it marks is marked now, since that is the server's time."""
+        """Make a pass as if so many hours had gone by. Its marks have the time of the server, which is now."""
         now = self.ledger.clock.now() + timedelta(hours=hours)
         return await clear_values(self.ledger.log, self.stored, self.archive, now)
 

@@ -369,7 +369,8 @@ class Keeper:
         except TimeoutError:
             cleared = MoveOutcome(
                 is_due=True,
-                trouble=f"a look at large values took more than {_CLEAR_S_MAX:,.0f} s and was ended",
+                trouble=f"a look at large values took more than {_CLEAR_S_MAX:,.0f} s and was ended: none is deleted; "
+                "`jobledger retention run --once`, run beside this keeper, takes as long as it needs",
             )
         except Exception as error:  # noqa: BLE001 - as of a killed process: events are to be moved all the same
             cleared = MoveOutcome(

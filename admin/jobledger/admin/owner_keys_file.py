@@ -118,9 +118,8 @@ def _as_recorded(entry: KeyEntry, state: OwnerState | None) -> KeyEntry:
     is_erasing = state.erasing is not None
     if is_erasing and state.number == entry.number:
         return msgspec.structs.replace(entry, closed=True)
-    at = (
-        state.event.destroyed_at if isinstance(state.event, OwnerErased) else state.event.at
-    )  # held since, perhaps
+    # The owner's newest event is another one where the owner was held since.
+    at = state.event.destroyed_at if isinstance(state.event, OwnerErased) else state.event.at
     return KeyEntry(number=state.number, masters=entry.masters, closed=is_erasing, erased_at=at)
 
 

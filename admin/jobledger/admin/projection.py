@@ -48,9 +48,8 @@ async def projection_status(ledger: Ledger, path: Path) -> tuple[ProjectionStatu
         size_bytes = _size_bytes(path)
     except ProjectionMissingError:
         position, size_bytes = None, 0
-    head = (
-        await ledger.log.head()
-    )  # read after the position: else a sound ledger could look shorter than the projection
+    # Read after the position: else a sound ledger could look shorter than the projection.
+    head = await ledger.log.head()
     problem = None if position is None else await _disagreement(ledger, path, position)
     at = position.stream_sequence if position is not None else 0
     unread = None

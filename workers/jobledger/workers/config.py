@@ -41,9 +41,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Memory of one query of a run, in bytes; None: half of `pool_memory_bytes_max`; without that an equal share of
     #: half of this machine's memory for each process.
     table_memory_bytes_max: int | None = None
-    table_threads: int | None = (
-        None  #: threads of one query; None: an equal share of the CPUs for each process
-    )
+    table_threads: int | None = None  #: threads of a query; None: an equal share of the CPUs for each process
     tables_cache_bytes_max: int = 1 << 30  #: files of tables that are kept on this machine for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log

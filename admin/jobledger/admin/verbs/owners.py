@@ -98,9 +98,7 @@ class ListOwners(Verb[Owners], frozen=True, kw_only=True):
 
     state: Annotated[OwnerPhase | None, option("Only these: open, held, erasing or erased.", "STATE")] = None
     after: Annotated[str, option("Those after this one, for the next page.", "OWNER")] = ""
-    limit: Annotated[int, option("How many owners to list at most. (default: 100)", "N", ge=1, le=1_000)] = (
-        100
-    )
+    limit: Annotated[int, option("How many owners at most. (default: 100)", "N", ge=1, le=1_000)] = 100
 
     async def do(self, place: Place) -> Owners:
         """List them. Raises: as `list_owners`."""

@@ -2,8 +2,8 @@
 
 Whoever refers to a marked value writes it again, and who read it before it was marked has half a day to append the event
 that names it. An event names a value wherever in it the value's digest stands, whatever the event is about. Nothing is
-deleted after a look that a purge of the ledger ran into. A pass that is cut off has deleted nothing that a whole one would
-not delete; the next one begins again. Source: ADR 069.
+deleted after a look during which events were moved out of the ledger. A pass that is cut off has deleted nothing that a
+whole one would not delete; the next one begins again. Source: ADR 069.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ async def clear_values(log: Log, stored: StoredValues, folder: Path, now: dateti
 async def _names_all(log: Log, folder: Path, first: int, found: _BucketValues) -> bool:
     """Note what every event names; return False where the ledger does not begin at `first` any more.
 
-    Then what was carried on meanwhile may have been missed at both of its places.
+    Then an archive run moved events meanwhile: the look may have come to a job's old place too late, and to its new one,
+    in `carried`, too early.
     """
     try:
         for source in (log, *await exports_without_values(log, folder)):

@@ -127,9 +127,8 @@ class BeginErasing(msgspec.Struct, frozen=True, kw_only=True):
     """Begin to erase what is sealed under the owner's key `number`."""
 
     number: int
-    has_key: bool = (
-        False  #: the bucket has that key, also where one of this number was erased before the bucket was lost
-    )
+    #: The bucket has that key, also where one of this number was erased before the bucket was lost.
+    has_key: bool = False
     grace_s: float = GRACE_S
     request: str = ""
     reason: str = ""

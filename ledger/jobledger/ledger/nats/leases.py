@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -277,14 +277,7 @@ class JetStreamLeases:
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
         """Return the newest message of a key, and its revision, as some replica has it."""
-        request = {"last_by_subj": subject}
-        try:
-            found = await api.direct_get(
-                self._connection, self._inbox, self._stream, request, batch=False, timeout_s=_READ_TIMEOUT_S
-            )
-        except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
-            # That says nothing about the lease.
-            raise ServerUnreachableError("the workers' bucket gave no answer") from error
+        found = await self._get({"last_by_subj": subject}, batch=False)
         if not found or not found[0][0]:  # a key that was deleted has a message without data
             return None
         return found[0][0], _sequence(found[0][1])
@@ -324,14 +317,17 @@ class JetStreamLeases:
 
     async def _keys_of(self, subjects: Sequence[str]) -> dict[str, bytes]:
         """Return what these keys hold, those without a value left out. Raises: ServerUnreachableError."""
-        request = {"multi_last": subjects}
+        found = await self._get({"multi_last": subjects}, batch=True)
+        return {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
+
+    async def _get(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
+        """Ask some replica for messages. Raises: ServerUnreachableError, which says nothing about any lease."""
         try:
-            found = await api.direct_get(
-                self._connection, self._inbox, self._stream, request, batch=True, timeout_s=_READ_TIMEOUT_S
+            return await api.direct_get(
+                self._connection, self._inbox, self._stream, request, batch=batch, timeout_s=_READ_TIMEOUT_S
             )
         except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
             raise ServerUnreachableError("the workers' bucket gave no answer") from error
-        return {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
 
 
 def _unreadable(worker: str) -> WorkerInfo:

@@ -116,7 +116,8 @@ def timers_specification(names: Names, replicas: int) -> StreamSpec:
             "retention": "workqueue",
             "storage": "file",
             # The server allows no `discard: new` with schedules, and `old` forgets timers when a limit is reached: so the
-            # stream has no limit of size. A timer is smaller than the event that set it, and gone once it has fired and was heard.
+            # stream has no limit of size. A timer is smaller than the event that set it, and gone once it has fired and
+            # was heard.
             "discard": "old",
             "no_ack": False,
             "max_age": 0,

@@ -214,8 +214,8 @@ class Subscription:
             async with asyncio.timeout(_CLOSE_S):
                 # Events on their way to us reach nobody else before their ack wait ends: let them arrive. A question
                 # about the consumer makes the server forget requests that nobody waits for. If it still knew ours, it
-                # would send the first event that we give back to that request. Nobody would take it, and it would
-                # come again after all others.
+                # would send the first event that we give back as an answer to that request. Nobody would take the
+                # event, and the server would redeliver it after all others.
                 if await self._pulling.stop_asking():
                     await self.info()
         for task in self._tasks:

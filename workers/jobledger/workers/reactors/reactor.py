@@ -191,7 +191,7 @@ class ConsumerReactor(abc.ABC):
         except CorruptLedgerError as error:
             logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
             verdict = Later(_UNREADABLE_DELAY_S)
-        except Exception:  # any other error: a delivery that is held for ever never comes again
+        except Exception:  # whatever it is, the delivery is given back: one that is kept is never redelivered
             logger.exception("reactor %s: stream sequence %d", self.name, delivery.stream_sequence)
             verdict = Later(growing_s(delivery.delivered))
         self._held.settle(delivery.reply, ACK if verdict is None else nak(verdict.delay_s))
