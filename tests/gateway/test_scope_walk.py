@@ -534,6 +534,7 @@ FILTERS: Final[tuple[dict[str, str], ...]] = (
 )
 
 
+@pytest.mark.timeout(150)  # thousands of requests
 async def test_nobody_is_told_what_they_may_not_see(asker: Asker) -> None:
     made = app(asker.gateway)
     async with filled(asker):
