@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from tests.support.working import LIMIT_S, Connect, ended, until, working
 
-from jobledger.admin.archive_place import MARK
 from jobledger.admin.keeper import Keeper, keeper_of, move, retention_of
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.admin.verbs.retention import SetRetention, ShowRetention
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import export_name
+from jobledger.audit.archive.mirror import MARK
 from jobledger.audit.archive.plan import unread
 from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.verify import verify

@@ -14,18 +14,15 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.archive.chain import exports_in
+from jobledger.audit.archive.mirror import MARK, has_mark, lies_there, send_mark, shown
+from jobledger.audit.errors import ArchiveAbsentError
 from jobledger.ledger.files import make_folder, open_file, write_whole
 from jobledger.ledger.model.errors import LedgerError, RefusedError
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.reactor import Archived
 from jobledger.ledger.model.subjects import Names
 
-MARK: Final = ".jobledger-archive"
 _BYTES_MAX: Final = 64 << 10
-
-
-class ArchiveAbsentError(RefusedError):
-    """The archive of the ledger is not where it should be: mount its disk, or say where it is now. Nothing was moved."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +44,7 @@ def require_place(
     if not folder.is_dir():
         make_folder(folder, on_the_disk=True)
     write_whole(folder / MARK, msgspec.json.encode(_mark_of(names, head)))
+    send_mark(folder)
 
 
 def is_marked(
@@ -59,17 +57,17 @@ def is_marked(
     Raises: ArchiveAbsentError; RefusedError for the archive of another ledger; OSError.
     """
     found = _mark_in(folder)
-    if found == _mark_of(names, head):
+    if found == _mark_of(names, head) and has_mark(folder):
         return True
     if newest is not None:
         # It was begun by hand, or the ledger was restored: the newest export proves whose archive it is.
-        if newest.manifest_sha256 not in _exports(folder, names):
+        if not _holds(folder, names, newest.manifest_sha256):
             raise ArchiveAbsentError(
-                f"{folder} is not the archive of this ledger, which the newest run wrote to {newest.folder or 'another folder'}: "
+                f"{shown(folder)} is not the archive of this ledger, which the newest run wrote to {newest.folder or 'another folder'}: "
                 "mount its disk, or say with `jobledger retention set --to DIR` where it is; nothing is moved until then"
             )
-    elif found is not None:
-        raise RefusedError(f"{folder} is the archive of another ledger: name another folder")
+    elif found not in {None, _mark_of(names, head)}:
+        raise RefusedError(f"{shown(folder)} is the archive of another ledger: name another folder")
     elif not makes and not folder.is_dir():
         raise ArchiveAbsentError(
             f"there is no folder {folder}: make it, on the disk where the archive is to be; nothing is moved until then"
@@ -81,11 +79,12 @@ def _mark_of(names: Names, head: Head) -> Mark:
     return Mark(environment=names.environment, ledger_made_at=head.made_at)
 
 
-def _exports(folder: Path, names: Names) -> set[str]:
-    """Return the exports in a folder by the sha256 of their manifests; none where it is not there or cannot be read."""
+def _holds(folder: Path, names: Names, manifest_sha256: str) -> bool:
+    """Return whether an archive has the export of this manifest; not where it is not there or cannot be read."""
+    found = None
     with contextlib.suppress(LedgerError):
-        return set(exports_in(folder, names))
-    return set()
+        found = exports_in(folder, names).get(manifest_sha256)
+    return found is not None and lies_there(found.folder)
 
 
 def _mark_in(folder: Path) -> Mark | None:

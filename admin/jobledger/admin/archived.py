@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 
 from jobledger.admin.errors import ArchiveGapError, MissingEvents
-from jobledger.audit.archive.chain import newest_archived, with_past
+from jobledger.audit.archive.chain import with_past
+from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.export import JoinedLog
 from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.audit.verify.payloads import PayloadStates

@@ -27,12 +27,14 @@ from jobledger.admin.amounts import duration, size
 from jobledger.admin.archive_place import is_marked, require_place
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
-from jobledger.audit.archive.chain import newest_archived
+from jobledger.audit.archive.mirror import local_folder
 from jobledger.audit.archive.plan import bound, stored_before
+from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.archive.slices import Slice, find_slice
 from jobledger.audit.archive.unnamed import clear_values
+from jobledger.audit.errors import ArchiveAbsentError
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, RefusedError
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
 from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.named_chain import look
@@ -124,7 +126,8 @@ async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: boo
     except (LedgerError, ProjectionError) as error:
         if isinstance(error, CorruptLedgerError):
             logger.debug("nothing was moved", exc_info=True)
-        return MoveOutcome(is_due=True, trouble=str(error))
+        unwritten = isinstance(error, ArchiveAbsentError)
+        return MoveOutcome(is_due=True, trouble=str(error), unwritten=unwritten)
     except OSError as error:
         where = error.filename or terms.to
         trouble = f"the archive cannot be written, {where}: {error.strerror or error}"
@@ -147,7 +150,8 @@ async def clear_once(ledger: Ledger, default_to: str = "") -> MoveOutcome:
         return MoveOutcome(trouble=NO_PLACE)
     stored = StoredValues(ledger.inbox, ledger.names, ledger.inputs)
     try:
-        done = await clear_values(ledger.log, stored, Path(terms.to), ledger.clock.now())
+        folder = await anyio.to_thread.run_sync(local_folder, terms.to)
+        done = await clear_values(ledger.log, stored, folder, ledger.clock.now())
     except LedgerError as error:
         return MoveOutcome(is_due=True, trouble=f"no large value is deleted: {error}")
     except OSError as error:
@@ -158,7 +162,7 @@ async def clear_once(ledger: Ledger, default_to: str = "") -> MoveOutcome:
 
 
 async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool) -> MoveOutcome:
-    log, folder = ledger.log, Path(terms.to)
+    log, folder = ledger.log, await anyio.to_thread.run_sync(local_folder, terms.to)
     head, newest = await log.head(), await newest_archived(ledger.log)
 
     def require() -> None:
@@ -404,7 +408,8 @@ class Keeper:
         def look() -> None:
             is_default = terms.to == self._default_to
             try:
-                is_marked(Path(terms.to), self._ledger.names, head, newest, makes=is_default)
+                folder = local_folder(terms.to, is_read=False)
+                is_marked(folder, self._ledger.names, head, newest, makes=is_default)
             finally:
                 self._is_looking = False
 
@@ -421,7 +426,7 @@ class Keeper:
             return silent
         except OSError as error:
             return f"the archive cannot be read, {error.filename or terms.to}: {error.strerror or error}"
-        except RefusedError as error:
+        except LedgerError as error:
             return str(error)
         return ""
 

@@ -5,6 +5,7 @@ CorruptLedgerError
 LedgerError
 └── ScratchSpaceError         no room for temporary files: make some, nothing was changed
 RefusedError
+├── ArchiveAbsentError
 ├── ArchiveIncompleteError
 ├── ArchiveRefusedError
 ├── ExportExistsError
@@ -52,6 +53,10 @@ class ExportDamagedError(CorruptLedgerError):
             stream_sequence=stream_sequence,
             next_sequence=next_sequence,
         )
+
+
+class ArchiveAbsentError(RefusedError):
+    """The archive of the ledger is not where it should be: mount its disk, or say where it is now. Nothing was moved."""
 
 
 class ArchiveIncompleteError(RefusedError):

@@ -120,12 +120,22 @@ Sequence = Annotated[
         help="As it was after the event at this stream sequence; 0 is before the first.",
     ),
 ]
+
+
+def _archive(text: str) -> Path:
+    """Return the folder of an archive, also for one that lies behind a URI. Raises: as `local_folder`."""
+    from jobledger.audit.archive.mirror import local_folder  # noqa: PLC0415 - few commands read an archive
+
+    return local_folder(text)
+
+
 Archives = Annotated[
     list[Path] | None,
     typer.Option(
         "--archive",
         metavar="DIR",
-        help="Folder of the archive that holds the ledger's beginning; or its exports, the oldest first.",
+        parser=_archive,
+        help="Folder or URI of the archive that holds the ledger's beginning; or its exports, the oldest first.",
     ),
 ]
 #: The options that choose jobs, by the fields of `SaidFilter`.

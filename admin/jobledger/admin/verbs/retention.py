@@ -93,7 +93,7 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
     ] = UNSET
     to: Annotated[
         str | UnsetType | None,
-        option("Folder of the archive on the keeper's machine; none: move nothing.", "DIR|none"),
+        option("Archive: a folder of the keeper's machine, or a URI; none: move nothing.", "DIR|URI|none"),
     ] = UNSET
     reason: Reason = ""
 

@@ -12,7 +12,6 @@ import fcntl
 import functools
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,21 +20,14 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import (
-    chained,
-    export_name,
-    exports_in,
-    newest_archived,
-    newest_record,
-    open_archive,
-    place_of,
-)
+from jobledger.audit.archive.chain import chained, export_name, exports_in, open_archive, place_of
 from jobledger.audit.archive.deps import ArchiveDeps, Step
+from jobledger.audit.archive.mirror import drop_files, remove_export, send_export
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
+from jobledger.audit.archive.record import newest_archived, newest_record
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
-from jobledger.audit.export.manifest import MANIFEST
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
@@ -235,10 +227,7 @@ class Archiver:
             raise ArchiveRefusedError(
                 f"another archive run has just recorded {export.folder}: run this again"
             )
-        # Without its manifest it is no export any more, whatever of it is removed before this process ends.
-        (export.folder / MANIFEST).unlink()
-        sync_path(export.folder)
-        await anyio.to_thread.run_sync(shutil.rmtree, export.folder)
+        await anyio.to_thread.run_sync(remove_export, export.folder)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def _waiting(self, first: int) -> ExportLog | None:
@@ -274,6 +263,7 @@ class Archiver:
         export = ExportLog(self._place(first, through), self._log.names)
         self._progress("check")(0, manifest.count)
         found = await self._check(export, force=force)
+        await anyio.to_thread.run_sync(send_export, export.folder, self._progress("send"))
         members = await found.members.needed(self._log)
         living = [*found.jobs, *members.refs]
         self._progress("carry")(0, len(living))
@@ -286,6 +276,7 @@ class Archiver:
         self._progress("record")(0, 1)
         await self._record(export, found.limits)
         await self._purge(through)
+        await anyio.to_thread.run_sync(drop_files, export.folder)
         self._jobs_archived += found.jobs_over - members.ended_here - late
 
     def _place(self, first: int, through: int) -> Path:

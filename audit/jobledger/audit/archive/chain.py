@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
+from jobledger.audit.export.remote import remote_of
 from jobledger.ledger.model.errors import NotFoundError
-from jobledger.ledger.model.log import Log, end_of_chain
-from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.reactor import Archived
 from jobledger.ledger.model.subjects import Names
 
 
@@ -25,29 +27,9 @@ def export_name(first: int, last: int) -> str:
 
 
 def place_of(folder: Path) -> str:
-    """Return how the ledger names the folder of an archive, for people who look for it: `<host>:<path>`."""
-    return f"{socket.gethostname()}:{folder.absolute()}"
-
-
-async def newest_archived(log: Log) -> Archived | None:
-    """Return what the newest archive run recorded, None when there was none.
-
-    Raises: CorruptLedgerError, UnreachableError.
-    """
-    return (await newest_record(log))[0]
-
-
-async def newest_record(log: Log) -> tuple[Archived | None, int]:
-    """Return what the newest archive run recorded and at which stream sequence, None and 0 when there was none.
-
-    Raises: CorruptLedgerError, UnreachableError.
-    """
-    message = (await end_of_chain(log, REACTOR.of_type(log.names, "archived", ARCHIVE))).event
-    if message is None:
-        return None, 0
-    event = REACTOR.decode(message)
-    assert isinstance(event, Archived), "its subject names the type"
-    return event, message.stream_sequence
+    """Return how the ledger names an archive, for people who look for it: `<host>:<path>`, or its URI."""
+    remote = remote_of(folder)
+    return f"{socket.gethostname()}:{folder.absolute()}" if remote is None else remote.uri
 
 
 def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:

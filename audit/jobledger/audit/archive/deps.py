@@ -21,7 +21,7 @@ from jobledger.ledger.nats.payloads import Stores
 from jobledger.ledger.timers import Timer, Timers
 
 #: What a run does, in this order; each is begun after all before it are on the disk.
-Step = Literal["export", "copy", "check", "carry", "count", "record", "purge", "end"]
+Step = Literal["export", "copy", "check", "send", "carry", "count", "record", "purge", "end"]
 OnProgress = Callable[[Step, int, int], None]
 
 

@@ -18,7 +18,8 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import chained, exports_in, newest_archived
+from jobledger.audit.archive.chain import chained, exports_in
+from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.export import ExportLog, Manifest
 from jobledger.audit.verify.store import scratch, translated
 from jobledger.ledger.model.codec import Message

@@ -19,6 +19,7 @@ import msgspec
 
 from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.audit.export.remote import at_hand
 from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message
@@ -80,7 +81,10 @@ class EventFile(Protocol):
     entry: ExportedFile
 
     def check(self) -> str | None:
-        """Read all of it, and return how it differs from the manifest, or None."""
+        """Read all of it, and return how it differs from the manifest, or None.
+
+        Raises: ArchiveAbsentError, where it lies elsewhere and cannot be fetched.
+        """
         ...
 
     def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
@@ -236,6 +240,7 @@ class JsonLinesFile:
         total, number, offset = hashlib.sha256(), 0, 0
         places: list[tuple[int, int, int]] = []
         try:
+            at_hand(self.path)
             with open_file(self.path, buffer_bytes=_BUFFER_BYTES) as file:
                 while line := file.readline(LINE_BYTES_MAX + 1):
                     if number % _INDEX_EVERY == 0:

@@ -17,6 +17,7 @@ import msgspec
 
 from jobledger.audit.export.files import Damage, Row, altered, unreadable
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.audit.export.remote import at_hand
 from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError
@@ -215,6 +216,7 @@ class ParquetFile:
     def check(self) -> str | None:
         """Compare the file with its manifest; see `EventFile.check`."""
         try:
+            at_hand(self.path)
             found, size = hash_file(self.path)
         except OSError as error:
             return unreadable(error)

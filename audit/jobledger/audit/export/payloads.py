@@ -20,6 +20,7 @@ import msgspec
 from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
+from jobledger.audit.export.remote import at_hand
 from jobledger.audit.verify.references import Reference, References
 from jobledger.ledger.files import make_folder, open_file, open_to_write, sync_file, sync_path
 from jobledger.ledger.model.codec import is_digest
@@ -156,6 +157,7 @@ def listed(folder: Path, manifest: Manifest) -> Generator[PayloadLine, None, Non
     path, total, before = folder / PAYLOAD_LIST, hashlib.sha256(), ""
     states = Counter[PayloadState]()
     try:
+        at_hand(path)
         with open_file(path) as file:
             while line := file.readline(_LINE_BYTES_MAX):
                 total.update(line)
@@ -209,6 +211,7 @@ def payload_problems(folder: Path, manifest: Manifest) -> Iterator[ExportDamaged
 def _wrong_file(path: Path, sha256: str) -> tuple[str | None, int]:
     total, size = hashlib.sha256(), 0
     try:
+        at_hand(path)
         with open_file(path, bytes_max=_VALUE_BYTES_MAX) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 total.update(chunk)
@@ -219,6 +222,7 @@ def _wrong_file(path: Path, sha256: str) -> tuple[str | None, int]:
 
 
 def _text(path: Path) -> bytes:
+    at_hand(path)
     with open_file(path, bytes_max=_VALUE_BYTES_MAX) as file:
         return file.read()
 

@@ -14,6 +14,7 @@ import typer
 from jobledger.admin.amounts import size
 from jobledger.audit.archive import ArchivePlan, Archiver, Done, OnProgress, Step, archive_deps
 from jobledger.audit.archive.chain import open_archive
+from jobledger.audit.archive.mirror import local_folder, shown
 from jobledger.audit.counts import CountEverything
 from jobledger.cli.audit.options import WithoutPayloads
 from jobledger.cli.command import ROWS, Cli, command
@@ -31,6 +32,7 @@ _STEPS: Final[dict[Step, str]] = {
     "export": "writing the export",
     "copy": "copying large values",
     "check": "checking the events to move",
+    "send": "sending the export",
     "carry": "copying unfinished jobs forward",
     "count": "counting the events to move",
 }
@@ -40,11 +42,11 @@ def _named(text: str) -> Path:
     """Read --to; refuse an empty one, as from an unset variable: it would mean the current folder."""
     if not text.strip():
         raise UsageError("--to is empty: name the folder of the archive")
-    path = Path(text)
     try:
+        path = local_folder(text)
         is_file = path.exists() and not path.is_dir()
     except OSError as error:
-        raise UsageError(f"--to {path}: {error.strerror}") from error
+        raise UsageError(f"--to {text}: {error.strerror}") from error
     if is_file:
         raise UsageError(f"--to {path}: this is a file, and an archive is a folder")
     return path
@@ -64,7 +66,7 @@ def archive(
             "--to",
             metavar="DIR",
             parser=_named,
-            help="Folder of the archive, always the same; made if missing.",
+            help="Folder of the archive, always the same, made if missing; or a URI, such as s3://bucket/ledger.",
         ),
     ],
     plan: Annotated[
@@ -125,7 +127,7 @@ def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
         output.note("interrupted: nothing is lost; run the command again to resume")
         raise
     except OSError as error:
-        where = error.filename or folder
+        where = error.filename or shown(folder)
         reason = error.strerror or str(error)
         raise ArchiveNotWrittenError(
             f"the archive cannot be written, {where}: {reason}; nothing is lost: fix that and run the command again"
@@ -152,7 +154,7 @@ def _progress(output: Output) -> Generator[OnProgress, None, None]:
 
 
 def _object(done: Done) -> dict[str, object]:
-    return {**msgspec.structs.asdict(done), "exports": [str(export) for export in done.exports]}
+    return {**msgspec.structs.asdict(done), "exports": [shown(export) for export in done.exports]}
 
 
 def _nothing(before: datetime, first_sequence: int) -> str:
@@ -195,7 +197,7 @@ def _tell_done(output: Output, done: Done, before: datetime) -> None:
                 ("the ledger begins at", done.first_sequence),
                 ("finished jobs", done.jobs_archived),
                 ("jobs copied forward", done.jobs_carried),
-                *(("export", str(export)) for export in done.exports),
+                *(("export", shown(export)) for export in done.exports),
             ]
         )
     _tell_bound(output, done.held_back_by)

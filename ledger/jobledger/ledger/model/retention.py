@@ -6,6 +6,7 @@ state. Who moves the events is a keeper; see `jobledger.admin.keeper`. Released 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ SPAN_S_MAX: Final = 100 * 366 * 86_400.0
 EVERY_S_MIN: Final = 1.0
 EVERY_S_MAX: Final = 86_400.0
 _PLACE_MAX: Final = 1_000
+_URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://.", flags=re.ASCII)
 _DAY_S: Final = 86_400.0
 
 
@@ -33,7 +35,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     aim: float = 0.4  #: down to this share, unless that would take what is younger than `keep_s`
     every_s: float = 300.0  #: how often a keeper looks, in seconds
     max_age_s: float | None = None  #: what is older is moved though there is room; none: that stays
-    to: str = ""  #: the folder of the archive on the keeper's machine; "": a keeper moves nothing
+    to: str = ""  #: the archive: a folder of the keeper's machine, or a URI; "": a keeper moves nothing
 
 
 class RetentionSet(Envelope, frozen=True, kw_only=True, tag="set", gc=False):
@@ -105,12 +107,29 @@ def _check_terms(terms: Retention) -> None:
     _check_place(terms.to)
 
 
-def _check_place(to: str) -> None:
-    """Refuse what names no folder. Raises: InvalidInputError."""
-    if to and (not to.startswith("/") or not to.isprintable() or len(to) > _PLACE_MAX):
+def is_uri(place: str) -> bool:
+    """Return whether the place of an archive is a URI, such as `s3://bucket/ledger`, and not a folder."""
+    return _URI.match(place) is not None
+
+
+def check_uri(place: str) -> None:
+    """Refuse a URI with a user or a key in it: events would repeat it. Raises: InvalidInputError."""
+    scheme, _, rest = place.partition("://")
+    if "@" in rest.partition("/")[0]:
         raise InvalidInputError(
-            f"to is {to[:60]!r}: give the whole path of a folder on the keeper's machine, such as /srv/ledger-archive, of at "
-            f"most {_PLACE_MAX:,} printable characters"
+            f"the URI {scheme}://... has a user or a key before an @: leave that out, and give credentials by the environment of "
+            "the process, since everybody who may read the ledger reads the URI"
+        )
+
+
+def _check_place(to: str) -> None:
+    """Refuse what names no folder and no URI. Raises: InvalidInputError."""
+    if is_uri(to) and to.isprintable() and len(to) <= _PLACE_MAX:
+        check_uri(to)
+    elif to and (not to.startswith("/") or not to.isprintable() or len(to) > _PLACE_MAX):
+        raise InvalidInputError(
+            f"to is {to[:60]!r}: give the whole path of a folder on the keeper's machine, such as /srv/ledger-archive, or a URI, "
+            f"such as s3://bucket/ledger, of at most {_PLACE_MAX:,} printable characters"
         )
 
 

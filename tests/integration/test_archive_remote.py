@@ -1,0 +1,340 @@
+"""An archive in a bucket: what is moved was read back from there, and every reader finds it, on any machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.support.command_line import CommandLine
+from tests.support.s3 import S3, s3_service
+from tests.support.working import Connect, ended, working
+
+from jobledger.admin.keeper import Keeper, move, retention_of
+from jobledger.admin.objects.move_outcome import MoveOutcome
+from jobledger.admin.verbs.retention import SetRetention
+from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive.chain import read_past
+from jobledger.audit.archive.mirror import MARK, local_folder
+from jobledger.audit.archive.plan import unread
+from jobledger.audit.archive.record import newest_archived
+from jobledger.audit.errors import ArchiveAbsentError, ArchiveRefusedError
+from jobledger.audit.verify import verify
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, RefusedError
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+SMALL = 256 << 10
+ENOUGH = 50  #: jobs that are worth a move
+
+
+@task(queue="work")
+async def work(text: str) -> int:
+    return len(text)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "machine"))
+    with s3_service() as service:
+        yield service
+
+
+class Rig:
+    """A ledger whose archive is in a bucket, and one machine that moves events into it."""
+
+    def __init__(self, ledger: Ledger, s3: S3, folder: Path) -> None:
+        self.ledger = ledger
+        self.s3 = s3
+        self.uri = s3.uri("ledger")
+        self.projection = folder / "jobs.db"
+
+    async def run_jobs(self, count: int, *, size: int = 20) -> None:
+        async with working(self.ledger, work):
+            for job in [await self.ledger.enqueue(work, text="x" * size) for _ in range(count)]:
+                await ended(job)
+            last = (await self.ledger.log.head()).last_sequence
+            with anyio.fail_after(30):
+                while await unread(self.ledger.log, self.ledger.inbox, last):
+                    await anyio.sleep(0.02)
+
+    async def set(self, **terms: Any) -> None:
+        given: dict[str, Any] = {"keep_s": 0.0, "start": 0.1, "aim": 0.0, "to": self.uri, **terms}
+        await self.ledger.do(SetRetention(**given))
+
+    async def move(self) -> MoveOutcome:
+        return await move(self.ledger, self.projection, await retention_of(self.ledger))
+
+    async def run(self) -> None:
+        """Archive by hand, as much as goes."""
+        folder = await anyio.to_thread.run_sync(local_folder, self.uri)
+        deps = archive_deps(self.ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+        await Archiver(self.ledger.log, folder, deps).run(self.ledger.clock.now())
+
+    async def first(self) -> int:
+        return (await self.ledger.log.head()).first_sequence
+
+    async def check(self, jobs: int) -> None:
+        """The archive and the ledger together are sound, and none of the jobs is missing."""
+        folder = await anyio.to_thread.run_sync(local_folder, self.uri)
+        report = await verify(await open_archive(self.ledger.log, folder))
+        assert report.sound, report.violations
+        assert dict(report.states) == {"completed": jobs}
+
+    def names(self, word: str = "") -> list[str]:
+        """Return the names of the files in the bucket that hold a word."""
+        return sorted(each for each in self.s3.objects if word in each)
+
+
+@pytest.fixture
+async def rig(connected: Connect, s3: S3, tmp_path: Path) -> Any:
+    async with connected(ledger_bytes_max=SMALL) as ledger:
+        yield Rig(ledger, s3, tmp_path)
+
+
+def _local_files(folder: Path) -> list[str]:
+    return sorted(
+        each.name for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".jobledger")
+    )
+
+
+async def test_a_keeper_moves_events_into_a_bucket_and_keeps_manifests_alone(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.set()
+    for jobs in (ENOUGH, 2 * ENOUGH):
+        await rig.run_jobs(ENOUGH)
+        moved = await rig.move()
+        assert (bool(moved.events), moved.trouble) == (True, "")
+        assert await rig.first() > 1
+        folder = local_folder(rig.uri)
+        assert set(_local_files(folder / moved.exports[-1])) == {"manifest.json"}
+        await rig.check(jobs)
+        assert len(_local_files(folder / moved.exports[-1])) == 2, "fetched to be checked"
+    newest = await newest_archived(rig.ledger.log)
+    assert newest is not None
+    assert newest.folder == rig.uri
+    assert MARK in "".join(rig.names("ledger/.jobledger"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another-machine"))
+    await rig.check(2 * ENOUGH)
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    await rig.check(3 * ENOUGH)
+
+
+async def test_sending_is_cut_off_anywhere_and_goes_on_later(rig: Rig) -> None:
+    """Whichever write is the last that the bucket takes, nothing is moved before all of the export is there."""
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    await rig.run_jobs(ENOUGH)
+    await rig.run_jobs(2, size=70_000)  # large values
+    allowed, cut_off = 0, 0
+    while True:
+        before, left = await rig.first(), [allowed]
+
+        def refuses(method: str, _key: str, left: list[int] = left) -> bool:
+            if method in {"PUT", "POST"}:
+                left[0] -= 1
+            return left[0] < 0
+
+        rig.s3.refuses = refuses
+        moved = await rig.move()
+        rig.s3.refuses = lambda _method, _key: False
+        if moved.events:
+            break
+        assert "AccessDenied" in moved.trouble or "ACCESS_DENIED" in moved.trouble
+        assert moved.unwritten
+        assert await rig.first() == before
+        cut_off += 1
+        allowed += 1
+    assert cut_off > 5, "a write of each kind was refused"
+    await rig.check(2 * ENOUGH + 2)
+
+
+async def test_bytes_that_come_back_changed_keep_events_in_the_ledger(rig: Rig) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    rig.s3.spoils = lambda key: "events-" in key
+    moved = await rig.move()
+    assert "came back with other bytes" in moved.trouble
+    assert await rig.first() == 1
+    assert rig.names("manifest") == []
+    rig.s3.spoils = lambda _key: False
+    assert (await rig.move()).events
+    await rig.check(ENOUGH)
+
+
+async def test_files_that_are_altered_or_gone_are_found_and_a_bucket_that_is_away_is_no_verdict(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    (name,) = rig.names("events-")
+    whole = rig.s3.objects[name]
+
+    async def violations() -> list[str]:
+        folder = local_folder(rig.uri)
+        past = await read_past(rig.ledger.log, [folder])
+        try:
+            return [each.sentence for each in (await verify(past.log)).violations]
+        finally:
+            for each in folder.rglob("events-*"):
+                each.unlink()
+
+    assert await violations() == []
+    rig.s3.objects[name] = whole[:-9] + b"#" + whole[-8:]
+    assert "it was altered" in (await violations())[0]
+    del rig.s3.objects[name]
+    assert "it is missing" in (await violations())[0]
+    rig.s3.objects[name] = whole
+    rig.s3.refuses = lambda _method, key: "events-" in key
+    with pytest.raises(ArchiveAbsentError, match="look at its address"):
+        await violations()
+    rig.s3.refuses = lambda _method, _key: False
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another-machine"))
+    rig.s3.refuses = lambda _method, _key: True
+    with pytest.raises(ArchiveAbsentError, match="ACCESS_DENIED"):
+        local_folder(rig.uri)
+
+
+async def test_a_bucket_that_was_emptied_or_is_of_another_ledger_takes_nothing(
+    rig: Rig, nats_server: EmbeddedServer, environment: str, tmp_path: Path
+) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    await rig.run_jobs(ENOUGH)
+    settings: dict[str, Any] = {"environment": f"{environment}_b", "ledger_bytes_max": SMALL}
+    async with connect(nats_server.url, **settings) as ledger:
+        other = Rig(ledger, rig.s3, tmp_path / "other")
+        await other.set()
+        await other.run_jobs(ENOUGH)
+        assert "is the archive of another ledger" in (await other.move()).trouble
+        assert await other.first() == 1
+    kept, first = dict(rig.s3.objects), await rig.first()
+    rig.s3.objects.clear()
+    moved = await rig.move()
+    assert "is not the archive of this ledger" in moved.trouble
+    assert (await rig.first(), rig.s3.objects) == (first, {})
+    rig.s3.objects.update(kept)
+    assert (await rig.move()).events
+    await rig.check(2 * ENOUGH)
+
+
+async def test_of_two_machines_at_once_one_moves_the_events(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both send the same events under two names, and the ledger names one of them."""
+    await rig.run_jobs(10)
+    homes = [tmp_path / "a", tmp_path / "b"]
+    folders: list[Path] = []
+    for home in homes:
+        monkeypatch.setenv("XDG_DATA_HOME", str(home))
+        folders.append(local_folder(rig.uri))
+    ends: list[Exception | None] = []
+
+    async def run(folder: Path) -> None:
+        deps = archive_deps(rig.ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+        try:
+            await Archiver(rig.ledger.log, folder, deps).run(rig.ledger.clock.now())
+        except RefusedError as error:
+            ends.append(error)
+        else:
+            ends.append(None)
+
+    async with anyio.create_task_group() as group:
+        for folder in folders:
+            group.start_soon(run, folder)
+    assert None in ends
+    assert all(each is None or isinstance(each, ArchiveRefusedError) for each in ends), ends
+    await rig.check(10)
+
+
+async def test_an_unfinished_export_that_goes_too_far_is_removed_from_the_bucket_too(rig: Rig) -> None:
+    await rig.run_jobs(10)
+
+    def cut_off(step: str, _done: int, _total: int) -> None:
+        if step == "record":
+            raise ConnectionAbortedError
+
+    folder = local_folder(rig.uri)
+    deps = archive_deps(rig.ledger, by="ann", on_progress=cut_off)
+    with pytest.raises(ConnectionAbortedError):
+        await Archiver(rig.ledger.log, folder, deps).run(rig.ledger.clock.now())
+    (sent,) = rig.names("manifest")
+    deps = archive_deps(rig.ledger, by="bob", on_progress=lambda _step, _done, _total: None)
+    await Archiver(rig.ledger.log, folder, deps).run(rig.ledger.clock.now(), through=20)
+    assert sent not in rig.s3.objects
+    assert len(rig.names("manifest")) == 1
+    await rig.check(10)
+
+
+async def test_a_keeper_says_that_its_bucket_is_away(rig: Rig) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    keeper = Keeper(rig.ledger, rig.move)
+    terms, head = await retention_of(rig.ledger), await rig.ledger.log.head()
+    assert (await rig.move()).events
+    assert await keeper._why_no_place(terms, head) == ""
+    rig.s3.refuses = lambda _method, _key: True
+    assert "s3://bucket/ledger cannot be used" in await keeper._why_no_place(terms, head)
+
+
+@pytest.mark.parametrize("place", ["s3://key:secret@bucket/x", "gs://user@bucket"])
+async def test_a_secret_in_a_uri_is_refused_and_not_repeated(rig: Rig, place: str) -> None:
+    for do in (lambda: rig.set(to=place), lambda: anyio.to_thread.run_sync(local_folder, place)):
+        with pytest.raises(InvalidInputError, match="leave that out") as refused:
+            await do()
+        assert "secret" not in str(refused.value)
+        assert "user@" not in str(refused.value)
+
+
+async def test_without_pyarrow_a_uri_says_what_to_install(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'jobledger\[parquet\]'"):
+        local_folder(rig.s3.uri("never-opened"))
+    await rig.run_jobs(ENOUGH)
+    await rig.set(to=rig.s3.uri("never-opened"))
+    assert "pip install" in (await rig.move()).trouble
+
+
+def test_commands_take_a_uri_wherever_they_take_the_folder_of_an_archive(
+    cli: CommandLine, s3: S3, tmp_path: Path
+) -> None:
+    async def run_jobs(ledger: Ledger) -> None:
+        await Rig(ledger, s3, tmp_path).run_jobs(3, size=70_000)
+        await ledger.enqueue(work.options(id="waits", queue="other"), text="x" * 70_000)
+
+    def call(*words: str) -> Any:
+        answer = cli.run(*words, *cli.where, "--json")
+        assert answer.code == 0, answer.err
+        return answer
+
+    uri = s3.uri("ledger")
+    cli.with_ledger(run_jobs)
+    moved = call("audit", "archive", "--before", datetime.now(UTC).isoformat(), "--to", uri)
+    (export,) = json.loads(moved.out)["exports"]
+    assert export.startswith("s3://bucket/ledger/0000")
+    assert f"{export.removeprefix('s3://bucket/')}/manifest.json" in s3.objects
+    assert call("audit", "verify", "--archive", uri).lines[-1]["sound"]
+    assert call("jobs", "show", "waits", "--archive", uri).lines
+    call("audit", "who", "--archive", uri)
+    s3.refuses = lambda _method, _key: True
+    away = cli.run("audit", "verify", "--archive", uri, *cli.where)
+    assert (away.code, away.out) == (4, "")
+    assert "s3://bucket/ledger cannot be used" in away.err
+    s3.refuses = lambda _method, _key: False
+    secret = cli.run("audit", "verify", "--archive", "s3://key:word@bucket/ledger", *cli.where)
+    assert secret.code == 2
+    assert "word" not in secret.err
