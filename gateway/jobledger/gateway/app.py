@@ -30,7 +30,7 @@ REFERENCE: Final = "/docs"
 
 
 def app(gateway: Gateway) -> ASGIApp:
-    """Return what answers the requests of a gateway."""
+    """Return the ASGI application of a gateway."""
     made = [
         Route(DOCUMENT, _document),
         Route(REFERENCE, _reference),

@@ -1,4 +1,4 @@
-"""The life of a gateway: requests that only wait end as soon as it is asked to stop."""
+"""The life of a gateway: when it is asked to stop, requests that only wait end at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Life:
 
     @contextlib.contextmanager
     def waiting(self, limit_s: float) -> Generator[anyio.CancelScope, None, None]:
-        """Limit the block to this time, and cut it when the gateway stops; the scope says whether it was cut."""
+        """Limit the block to this time, and cut it when the gateway stops; the scope shows whether it was cut."""
         with anyio.move_on_after(limit_s) as scope:
             self._waits.add(scope)
             if self.stopping.is_set():

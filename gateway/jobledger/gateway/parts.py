@@ -1,4 +1,4 @@
-"""What the handlers of one gateway share: the ledger, its projection, and who lets in."""
+"""Parts that the handlers of one gateway share: the ledger, its projection, and the access control."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.webhooks.secrets import Secrets
 
-# One gateway process's copy of all route names: a request to a name that nobody set costs no read of the ledger.
+# A process's copy of all route names, so that a request to an unknown name costs no read of the ledger.
 
-#: For how long after a read of the ledger an unknown name causes no other read.
+#: After a read of the ledger, unknown names cause no other read for this long.
 FRESH_S: Final = 0.5
 
 
@@ -34,11 +34,11 @@ class _RouteNames:
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._reached = 0  # the stream sequence of the newest event of a route that was read
-        self._looked_at = float("-inf")  # when the last look began that came to its end
+        self._looked_at = float("-inf")  # beginning of the last look that was completed
         self._looking: asyncio.Task[None] | None = None
 
     def add(self, name: str) -> None:
-        """Know a name that was set here just now."""
+        """Add a name that was set here just now."""
         self._names.add(name)
 
     async def has(self, ledger: Ledger, name: str) -> bool:
@@ -53,7 +53,7 @@ class _RouteNames:
         while name not in self._names and self._looked_at < since:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(ledger))
-            await asyncio.shield(self._looking)  # a caller that is cancelled does not end it for others
+            await asyncio.shield(self._looking)  # a cancelled caller must not end the look for others
         return name in self._names
 
     async def _look(self, ledger: Ledger) -> None:
@@ -72,7 +72,7 @@ class _RouteNames:
                 self._reached = batch[-1].stream_sequence
 
 
-#: Files of tables that are in memory at the same time.
+#: The most files of tables in memory at the same time.
 _TABLE_READS: Final = 2
 
 
@@ -81,29 +81,29 @@ class Access(Protocol):
 
     @property
     def gate(self) -> Gate | None:
-        """What every request passes first; None: nothing is checked."""
+        """The gate that every request passes first; None: nothing is checked."""
         ...
 
     def principal(self, connection: HTTPConnection) -> Principal:
-        """Return who asks. Raises: ProblemError (UNAUTHENTICATED)."""
+        """Return the caller. Raises: ProblemError (UNAUTHENTICATED)."""
         ...
 
     def form_token(self, connection: HTTPConnection) -> str:
-        """Return what each form of a page must hold that is sent back by the same person. Raises: as `principal`."""
+        """Return the token that each form of a page must hold. Raises: as `principal`."""
         ...
 
     def can_log_out(self, connection: HTTPConnection) -> bool:
-        """Return whether who asks logged in, in this browser. Raises: as `principal`."""
+        """Return whether the caller logged in in this browser. Raises: as `principal`."""
         ...
 
 
 class Projection(Protocol):
-    """Where lists are read."""
+    """The rows from which lists are read."""
 
     def opened(self, past: AsOf | None = None, *, min_sequence: int = 0) -> AbstractAsyncContextManager[View]:
-        """Open the rows as they are, or as of a past moment, for the length of a block.
+        """Open the present rows, or those of a past moment, for the length of a block.
 
-        `min_sequence`: wait until the rows have this event, so that its writer reads it.
+        `min_sequence`: wait until the rows have this event, so that its writer finds it.
 
         Raises: ProjectionError, MomentAheadError, MomentArchivedError, UnreachableError.
         """
@@ -111,10 +111,10 @@ class Projection(Protocol):
 
 
 class Health(Protocol):
-    """How this process is."""
+    """The health of this process."""
 
     async def why_not_ready(self) -> str:
-        """Return "" while requests are to come here, else why not, in a sentence."""
+        """Return "" while this process should get requests, else the reason in a sentence."""
         ...
 
     async def scrape(self, accept: str) -> tuple[str, bytes]:
@@ -123,7 +123,7 @@ class Health(Protocol):
 
 
 class Gateway:
-    """What the handlers of one gateway share."""
+    """The parts that the handlers of one gateway share."""
 
     def __init__(
         self,
@@ -139,10 +139,10 @@ class Gateway:
         secrets: Secrets | None = None,
         shares: Shares | None = None,
     ) -> None:
-        """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from.
+        """`rows` finds jobs by the beginning of their id, as in commands; lists are read from `projection`.
 
-        `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none. `secrets`: what the
-        references of routes stand for; None: nothing, so no webhook is taken. `shares`: None for the usual ones.
+        `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none. `secrets`: reads the
+        secrets that routes refer to; None: there are none, so no webhook is accepted. `shares`: None: the usual ones.
         """
         self.secrets = secrets or Secrets({})
         self.refused = RefusedRequests()

@@ -1,6 +1,6 @@
-"""Errors as an answer over HTTP: which code and status each class of errors has, and how a problem is written.
+"""Errors as answers over HTTP: the code and status of each class of errors, and the form of a problem.
 
-The form is that of RFC 9457 (problem details). `code` is what programs look at: it is stable, the sentences are not.
+The form is that of RFC 9457 (problem details). Programs decide by `code`, which is stable; the sentences may change.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _RETRY_AFTER_S: Final = 1  #: the usual value of Retry-After
 
 
 class Kind(NamedTuple):
-    """What a code means."""
+    """The meaning of a code."""
 
     status: int
     title: str
-    retry: bool = False  #: the same request may succeed later: it is told when to try again
+    retry: bool = False  #: True: the same request may succeed later; the answer says when to try again
 
 
 #: Every code that the gateway answers with.
@@ -89,7 +89,7 @@ KINDS: Final[dict[str, Kind]] = {
     "UNIQUE_KEY_TAKEN": Kind(409, "Another job is this one already"),
 }
 
-#: The code of each class of errors; a class that is not here has that of its base.
+#: The code of each class of errors; a class that is missing here has the code of its base.
 CODE_OF: Final[dict[type[BaseException], str]] = {
     ledger.LedgerError: "INTERNAL",
     ledger.InvalidError: "BAD_REQUEST",
@@ -151,7 +151,7 @@ _UNREAD: Final = (
     "`jobledger projection rebuild`, and with --archive DIR for the past to be in them as well"
 )
 _UNFIT: Final = "the lists of this gateway cannot be used: its log says why, and so does `jobledger projection status` there"
-#: Sentences for errors whose own ones name files of this machine; "" for a class whose own sentence names none.
+#: Sentences for errors whose own sentences name files of this machine; "": the class's own sentence names none.
 _WITHOUT_FILES: Final[dict[type[BaseException], str]] = {
     projections.ProjectionError: _UNFIT,
     projections.PositionArchivedError: _UNREAD,
@@ -168,27 +168,27 @@ _log: Final = logging.getLogger("jobledger.gateway")
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong in a request."""
+    """One mistake in a request."""
 
-    path: str  #: where, as `$.priority`
+    path: str  #: its place, as `$.priority`
     detail: str
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request was not done, in the form of RFC 9457."""
+    """The reason why a request was not done, in the form of RFC 9457."""
 
     type: str
     title: str
     status: int
     detail: str  #: one sentence: what, where, what to do
-    code: str  #: stable
+    code: str  #: stable code for programs
     request_id: str
     errors: tuple[Detail, ...] = ()
-    extra: dict[str, Any] = {}  #: what a program needs to go on, such as the line of a bulk request
+    extra: dict[str, Any] = {}  #: facts for programs, such as the line of a bulk request
 
 
 class ProblemError(Exception):
-    """A request cannot be done, for a reason that is the gateway's own; its text is one sentence fit for a person."""
+    """A request cannot be done for a reason of the gateway itself; the text is one sentence for a person."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class ProblemError(Exception):
         headers: dict[str, str] | None = None,
         **extra: Any,
     ) -> None:
-        """`headers`: of the answer. `extra`: what a program needs to go on."""
+        """`headers`: headers of the answer. `extra`: facts for programs."""
         assert code in KINDS, code
         super().__init__(sentence)
         self.code = code
@@ -209,12 +209,12 @@ class ProblemError(Exception):
 
 
 def broken_off() -> ProblemError:
-    """Return the refusal of a request whose body did not come to its end."""
+    """Return the refusal of a request whose body broke off."""
     return ProblemError("BAD_REQUEST", "the connection ended before the body did: send the request again")
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an error of ours or of anybody else's."""
+    """Return the code of an error, of jobledger or of another library."""
     if isinstance(error, ProblemError):
         return error.code
     return next((CODE_OF[kind] for kind in type(error).__mro__ if kind in CODE_OF), "INTERNAL")
@@ -231,11 +231,11 @@ def without_files(error: BaseException) -> str:
 def problem_of(
     error: BaseException, request_id: str, *, said: Callable[[str], str] = over_http
 ) -> tuple[Problem, dict[str, str]]:
-    """Return the answer to an error, with headers. An unexpected error keeps its text back, which may hold secrets.
+    """Return the answer to an error, with headers. The text of an unexpected error may hold secrets, and is left out.
 
     A sentence that names files of this machine is logged, and answered without them.
 
-    `said` turns a sentence of the ledger, which names commands, into one for the asker.
+    `said` turns a sentence of the ledger, which names commands, into a sentence for the asker.
     """
     code = code_of(error)
     kind = KINDS[code]

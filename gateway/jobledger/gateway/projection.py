@@ -10,7 +10,7 @@ from jobledger.admin.rows import Rows, View
 
 
 class OwnProjection:
-    """Rows that are brought up to the ledger's head whenever they are read; for tests."""
+    """Rows that are brought up to the ledger's head at each read; for tests."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

@@ -1,6 +1,6 @@
-"""Requests to routes that were refused: counted, logged at a bearable rate, and the newest kept in memory for a person.
+"""Refused requests to routes: counted, logged at a limited rate, and the newest kept in memory for people.
 
-None of them reaches the ledger: whoever can send requests could fill it.
+None of them is stored in the ledger, since anybody who can send requests could fill it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _log: Final = logging.getLogger("jobledger.gateway")
 
 
 class RefusedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was refused, without anything that it said."""
+    """A refused request, without its content."""
 
     at: Moment  #: by the gateway's clock
     route: str
-    code: str  #: BAD_SIGNATURE, STALE_TIMESTAMP, or DIFFERENT_BODY of a delivery's id that came with another body
+    code: str  #: BAD_SIGNATURE, STALE_TIMESTAMP, or DIFFERENT_BODY for the id of a known delivery
     why: str
     client: str  #: the address that it came from
 
 
 class RefusedRequests:
-    """The newest of one process."""
+    """The newest refused requests of one process."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.newest: deque[RefusedRequest] = deque(maxlen=KEPT_MAX)
         self._monotonic = monotonic
-        self._logged: dict[str, tuple[float, int]] = {}  #: when a route was logged, and how many came since
+        self._logged: dict[str, tuple[float, int]] = {}  #: by route: last line in the log, requests since
 
     def add(self, route: str, code: str, why: str, *, client: str, at: datetime) -> None:
-        """Keep one, and log it unless its route was logged within a minute: then the next line says how many there were."""
+        """Keep a request. Log it unless its route was logged within a minute: then the next line tells the number."""
         self.newest.appendleft(RefusedRequest(at=at, route=route, code=code, why=why, client=client))
         now = self._monotonic()
         logged_at, since = self._logged.get(route, (now - _LOG_EVERY_S, 0))

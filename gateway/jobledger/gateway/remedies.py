@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: The address that does what a command does: each `{}` is the next word behind the command, `{queue}` the job's queue,
+#: By command: the address that does the same. Each `{}` is the next word behind the command, `{queue}` the job's queue
 #: or the one that the command names.
 ADDRESSES: Final[dict[str, str]] = {
     "jobs list": "GET /v1/jobs",
@@ -39,7 +39,7 @@ ADDRESSES: Final[dict[str, str]] = {
     "keys list": "GET /v1/keys",
 }
 _COMMAND: Final = re.compile(r"`jobledger ([a-z]+ [a-z]+)((?: [^`]*)?)`")
-#: The body of the request that an option of a command asks for: `{}` is the word behind the option.
+#: By option of a command: the body of the request; `{}` is the word behind the option.
 _BODIES: Final[dict[str, str]] = {
     "--failed": '{{"failed": true}}',
     "--from": '{{"from": "{}"}}',
@@ -50,9 +50,9 @@ _OPTIONS: Final = {"--replace": "`replace`"}
 
 
 def over_http(sentence: str, queue: str = "QUEUE") -> str:
-    """Return a sentence with addresses in place of the commands that have one; other commands stay, for whoever has a terminal on the machine.
+    """Return a sentence with addresses in place of commands; a command without one stays, for people with a terminal.
 
-    `queue`: that of the job that the sentence is about, where it is known.
+    `queue`: queue of the job that the sentence is about, if known.
     """
     sentence = _COMMAND.sub(lambda found: _address(found, queue), sentence)
     for option, field in _OPTIONS.items():
@@ -61,13 +61,13 @@ def over_http(sentence: str, queue: str = "QUEUE") -> str:
 
 
 def hint_over_http(command: str, queue: str) -> str:
-    """Return the request that does what a command does for a job of a queue, the command itself where none does."""
+    """Return the request that does the same as a command for a job of a queue, or the command itself without one."""
     return over_http(f"`{command}`", queue).strip("`")
 
 
 def _address(found: re.Match[str], queue: str) -> str:
     words = found[2].split()
-    address = None if "--archive" in words else ADDRESSES.get(found[1])  # archives are files of the machine
+    address = None if "--archive" in words else ADDRESSES.get(found[1])  # an archive is a file of the machine
     if address is None or len(words) < address.count("{}"):
         return found[0]
     if "--queue" in words[:-1]:

@@ -35,9 +35,9 @@ def _step_for(principal: Principal, step: TreeStep) -> TreeStep:
 
 
 def names_cleared(principal: Principal, history: Sequence[StoredEvent]) -> list[StoredEvent]:
-    """Return a job's events without the names of jobs that somebody may not see; their bytes are as they are stored.
+    """Return a job's events without the names of jobs that the asker may not see; their stored bytes are unchanged.
 
-    What is worked out of them, such as a trail in words, then names none of those either.
+    Texts made from them, such as a trail, then do not name these jobs, either.
     """
     if principal.is_everywhere:
         return list(history)
@@ -50,7 +50,7 @@ def names_cleared(principal: Principal, history: Sequence[StoredEvent]) -> list[
 
 
 def facts_for(principal: Principal) -> Callable[[Job, Facts], tuple[Job, Facts]]:
-    """Return a function that takes the jobs that the principal may not see out of a job and its facts."""
+    """Return a function that removes jobs that the principal may not see from a job and its facts."""
 
     def narrowed(job: Job, facts: Facts) -> tuple[Job, Facts]:
         if principal.is_everywhere:
@@ -76,19 +76,19 @@ def _may_see_child(principal: Principal, job: Job, step: str, child: ChildNow) -
 
 
 def terms_for(principal: Principal) -> list[Term]:
-    """Return the conditions on the columns `queue` and `task` of rows that somebody may see."""
+    """Return the conditions on the columns `queue` and `task` for rows that the principal may see."""
     return visible(principal.scope.queues, principal.scope.tasks)
 
 
 def queue_for(principal: Principal, queue: QueueShown) -> QueueShown:
-    """Return a queue without its figures for whoever is bound to tasks: they are kept of all its tasks together."""
+    """Return a queue; for a principal bound to tasks without its figures, which count all tasks together."""
     if principal.is_of_all_tasks:
         return queue
     return replace(queue, counts=None, oldest_waiting=None, oldest_running=None)
 
 
 def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
-    """Return who works for somebody, with the queues that he may see.
+    """Return the workers of the queues that the principal may see, with these queues alone.
 
     The tasks, jobs and counts of a worker do not say to which queue they belong, so a principal bound to queues sees
     none of them.
@@ -106,7 +106,7 @@ def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[Wor
 
 
 async def workflows_for(principal: Principal, rows: Rows) -> list[WorkflowVersion]:
-    """Return the workflows of somebody's queues and tasks, and only his runs counted.
+    """Return the workflows in the principal's queues and tasks, with counts of visible runs only.
 
     Raises: ProjectionError, UnreachableError.
     """
@@ -137,10 +137,10 @@ def limits_for(
 
 
 def diagnoses_for(principal: Principal, found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return what hurts in the queues that a principal may see; what hurts in no single queue needs sight of all.
+    """Return the diagnoses of the queues that a principal may see; a diagnosis of no single queue needs sight of all.
 
-    Dead letters are an exception: they were counted in those queues only. A principal bound to tasks gets none, since a
-    diagnosis covers all tasks of a queue.
+    Dead letters are an exception, since they were counted in those queues only. A principal bound to tasks gets none,
+    since a diagnosis covers all tasks of a queue.
     """
     if principal.is_everywhere:
         return list(found)

@@ -1,7 +1,7 @@
-"""Counts of what each asker has open in one gateway: each has a share of each kind, so that nobody starves the others.
+"""Counts of the things that each asker has open in one gateway: everyone has a share, so that nobody starves others.
 
-`rates` counts how often somebody asks, this module how much of it goes on at once. The guard says who asks a request;
-whatever holds something for a while takes it with `opened`, wherever that is. Counting is a few operations on dicts.
+`rates` counts how often somebody asks, this module how much of it goes on at once. The guard begins an `Asker` for each
+request; code anywhere that holds something for a while counts it with `opened`. Counting is a few operations on dicts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Kind = Literal["requests", "anonymous", "waits", "streams", "readers", "uploads"
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _SHARE_MAX: Final = 100_000
 _RETRY_AFTER_S: Final = "2"
-#: `/readyz` says that a gateway is overloaded once fewer than one in this many places are free.
+#: `/readyz` reports an overload once fewer than one in this many places is free.
 _FREE_PART: Final = 10
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a kind may be open at once."""
+    """The number of things of a kind that may be open at once."""
 
-    each: int  #: of one who asks: a key, a person; of `anonymous` and `connections` a network address
-    total: int  #: of all together
+    each: int  #: for one asker: a key or a person; for `anonymous` and `connections`, a network address
+    total: int  #: for all together
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work. Raises: ConfigurationError."""
@@ -45,10 +45,10 @@ SHARES: Final[Mapping[Kind, Share]] = {
     "requests": Share(each=500, total=1_000),
     "anonymous": Share(each=64, total=256),
     "waits": Share(each=200, total=500),
-    # Each event is written to each stream, so one who asks may have few.
+    # Each event is written to each stream, so an asker may have few.
     "streams": Share(each=50, total=500),
     "readers": Share(each=4, total=32),
-    # Less than appends to the ledger have room for: each may have `BULK_APPENDS_MAX` of them under way.
+    # All uploads together stay below the room for appends: each may have `BULK_APPENDS_MAX` of them in flight.
     "uploads": Share(each=2, total=4),
     "past": Share(each=2, total=8),
     "connections": Share(each=2_000, total=4_000),
@@ -66,17 +66,17 @@ _WORDS: Final[Mapping[Kind, str]] = {
 
 
 class Shares:
-    """What is open in one gateway."""
+    """The open things of one gateway, counted."""
 
     def __init__(self, shares: Mapping[Kind, Share] | None = None) -> None:
-        """`shares`: by kind, in the place of the usual ones."""
+        """`shares`: shares by kind, which replace the usual ones."""
         self.bounds: dict[Kind, Share] = {**SHARES, **(shares or {})}
         self._held: dict[tuple[Kind, str], int] = {}
-        self.open: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: by kind
-        self.refused: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: how many did not become open, by kind
+        self.open: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: number open, by kind
+        self.refused: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: number refused, by kind
 
     def take(self, kind: Kind, who: str, *, named: str = "", is_bound: bool = True) -> None:
-        """Count something as open until `give_back`; the last places go to askers that hold fewer than are free.
+        """Count a thing as open until `give_back`; the last places go to askers that hold fewer than are free.
 
         `named`: the asker's name in a refusal. `is_bound` False: only the total applies, not the share of one asker.
 
@@ -93,7 +93,7 @@ class Shares:
         self.open[kind] = taken + 1
 
     def give_back(self, kind: Kind, who: str) -> None:
-        """Count something that was taken as over."""
+        """Count a taken thing as closed."""
         key = (kind, who)
         held = self._held[key] - 1
         if held:
@@ -103,7 +103,7 @@ class Shares:
         self.open[kind] -= 1
 
     def connected(self, address: str, *, is_bound: bool = True) -> Callable[[], None]:
-        """Count a connection from an address; return what counts it as closed. Raises: ProblemError (SHARE_USED, BUSY).
+        """Count a connection from an address; return its end. Raises: ProblemError (SHARE_USED, BUSY).
 
         `is_bound` False: a connection of a proxy, which carries the requests of many clients.
         """
@@ -112,8 +112,8 @@ class Shares:
         return partial(self.give_back, "connections", network)
 
     def overloaded(self) -> str:
-        """Return "" while there is room, else what there is too much of, in a sentence."""
-        # Not `anonymous`: anybody could fill that, and have every gateway taken out of service.
+        """Return "" while there is room, else a sentence about the overload."""
+        # Not `anonymous`, which anybody could fill to take every gateway out of service.
         for kind in ("requests", "connections"):
             taken, total = self.open[kind], self.bounds[kind].total
             if (total - taken) * _FREE_PART < total:
@@ -140,14 +140,14 @@ class Shares:
 
 
 class Asker:
-    """Who asks a request, from `begin` to `end`: all that is `opened` meanwhile in this task counts for them."""
+    """The asker of a request, from `begin` to `end`: everything `opened` meanwhile in this task counts for them."""
 
     __slots__ = ("_is_bound", "_kind", "_named", "_shares", "_token", "_who")
 
     def __init__(
         self, shares: Shares, who: str, *, named: str, kind: Kind = "requests", is_bound: bool = True
     ) -> None:
-        """`kind` and the others: see `Shares.take`."""
+        """Parameters: see `Shares.take`."""
         self._shares = shares
         self._kind: Kind = kind
         self._who = who
@@ -166,7 +166,7 @@ class Asker:
 
     @contextlib.contextmanager
     def opened(self, kind: Kind) -> Generator[None, None, None]:
-        """Have something more open for the length of a block. Raises: ProblemError (SHARE_USED, BUSY)."""
+        """Count a further thing as open for the length of a block. Raises: ProblemError (SHARE_USED, BUSY)."""
         self._shares.take(kind, self._who, named=self._named, is_bound=self._is_bound)
         try:
             yield
@@ -178,7 +178,7 @@ _ASKER: Final[ContextVar[Asker | None]] = ContextVar("jobledger-asker", default=
 
 
 def opened(kind: Kind) -> contextlib.AbstractContextManager[None]:
-    """Count something as open for the length of a block, in the current asker's share; the gateway itself has none.
+    """Count a thing as open for the length of a block, in the current asker's share; the gateway itself has no share.
 
     Raises: ProblemError (SHARE_USED, BUSY).
     """
@@ -187,7 +187,7 @@ def opened(kind: Kind) -> contextlib.AbstractContextManager[None]:
 
 
 def network_of(address: str) -> str:
-    """Return what counts as one address: for IPv6 the network of 64 bits, since one client has all of it."""
+    """Return the network that counts as one address: for IPv6 64 bits, since one client has all of these."""
     if ":" not in address:
         return address
     try:

@@ -1,4 +1,4 @@
-"""The first rows of a run's table, for the API and the page of the run; both show them only to who may see payloads."""
+"""The first rows of a run's table, for the API and the page of the run; shown only with the right to see payloads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobledger.ledger.model.job import Job
 
 
 async def rows_of(gateway: Gateway, run: Job, step: str, limit: int) -> FirstRows:
-    """Return the first rows of a table of a run, as `recorded_table` names it; a few at a time are read in one process.
+    """Return the first rows of a table of a run, which `recorded_table` finds; a process reads few tables at a time.
 
     Raises: ProblemError (NO_TABLES); NotFoundError; as `first_rows`.
     """

@@ -1,1 +1,1 @@
-"""Who asks, and what they may do."""
+"""Identification of callers, and their rights."""

@@ -1,4 +1,4 @@
-"""Where a gateway may listen: beyond this machine only where people say who they are, and nobody can listen in. Pure."""
+"""Rules for the address of a gateway: beyond this machine it needs a log-in, and https. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every gateway follows `ledger.access.>`: a reader brings each change in order, and a check a second proves it whole.
+"""The ledger's keys as a gateway reads them: each change in order; a check a second proves that none is missing.
 
 The same check reads which sessions somebody ended.
 
@@ -25,7 +25,7 @@ from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
 _PROVE_EVERY_S: Final = 1.0
 _AGAIN_S: Final = 0.5
-#: A reader that lacks something of the leader's for this long is started again.
+#: A reader that has not read what the leader has for this long is started again.
 _BEHIND_S_MAX: Final = 3.0
 
 _log = logging.getLogger("jobledger.gateway.keys")
@@ -35,7 +35,7 @@ class KeyFollower:
     """The follower that keeps a ring equal to the ledger's keys while `run` runs."""
 
     def __init__(self, ledger: Ledger, ring: KeyRing, sessions: Sessions) -> None:
-        """Nothing is read before `run`."""
+        """Read nothing before `run`."""
         self._ledger = ledger
         self._ring = ring
         self._sessions = sessions

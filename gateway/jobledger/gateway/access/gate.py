@@ -24,11 +24,11 @@ from jobledger.gateway.access.rates import Rates, group_of
 from jobledger.gateway.access.sessions import Sessions
 from jobledger.gateway.problems import ProblemError
 
-#: Health checks ask by the address of the process, so every host is allowed.
+#: Health checks name the process by its address, so these paths accept every host.
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _API: Final = "/v1/"
-#: A GET acts here, since cron services send no other. A page of another site can send one too, as the address of an
-#: image, so these requests are checked like a POST.
+#: A GET acts at these paths, since cron services send only GET. A page of another site can send one too, as the address
+#: of an image, so these requests are checked like a POST.
 _ACTS_BY_GET: Final = frozenset({"/v1/run"})
 
 _UNSURE: Final = "the provider is to say again who you are: load a page of this gateway"
@@ -37,12 +37,12 @@ OnUse = Callable[[str, str], None]
 
 
 class ArrivedRequest(NamedTuple):
-    """What is known of a request that may be answered."""
+    """The facts about a request that may be answered."""
 
     caller: Caller
-    client: str  #: the client's address, before any proxy
+    client: str  #: address of the client itself, even if a proxy is in between
     scheme: str  #: http or https, as the client speaks it
-    who: AdmittedPerson | ProblemError  #: who asks, or why nobody was admitted: some paths are open to all
+    who: AdmittedPerson | ProblemError  #: the sender, or why nobody was admitted: some paths are open to all
 
 
 class Gate:
@@ -59,7 +59,7 @@ class Gate:
         rates: Rates,
         on_use: OnUse,
     ) -> None:
-        """Make a gate that calls `on_use` with the id of each key that is used, and the address it is used from."""
+        """Make a gate that calls `on_use` with the id of each key that is used, and the address that used it."""
         self._identities = identities
         self._sessions = sessions
         self._hosts = hosts
@@ -90,7 +90,7 @@ class Gate:
     def enter(self, request: Mapping[str, Any], headers: Headers, added: Pairs) -> ArrivedRequest | None:
         """Check a request, an ASGI scope; None for a preflight request, which needs no further answer.
 
-        `added` gets headers of the answer, also where that is a refusal.
+        `added` gets headers of the answer, also of a refusal.
 
         Raises: ProblemError (MISDIRECTED, CROSS_SITE, RATE_LIMITED).
         """
@@ -120,7 +120,7 @@ class Gate:
             return ArrivedRequest(caller, client, scheme, ProblemError("UNAUTHENTICATED", _UNSURE))
         return ArrivedRequest(caller, client, scheme, admitted)
 
-    def _note(  # noqa: PLR0917 - what is known of one request
+    def _note(  # noqa: PLR0917 - facts of one request
         self, admitted: AdmittedPerson, method: str, path: str, client: str, caller: Caller, added: Pairs
     ) -> None:
         principal, session = admitted.principal, admitted.session

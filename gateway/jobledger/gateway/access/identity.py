@@ -1,4 +1,4 @@
-"""Who asks: by a key, a session, or a header of a proxy that is believed."""
+"""Identification of the caller of a request: by a key, a session, or a header of a trusted proxy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _BEARER: Final = "bearer "
 _OURS: Final = "bearer jl_"
 _NO_UTF_8: Final = "\ufffd"  #: stands where bytes of a header are not UTF-8
 _USER_MAX: Final = 200
-#: In the scope of a request that passed the gate: who asks, as `AdmittedPerson`, or why nobody does, as `ProblemError`.
+#: Key in the scope of a request that passed the gate: its caller as `AdmittedPerson`, or why it has none as
+#: `ProblemError`.
 ADMITTED: Final = "jobledger.admitted"
-#: In the same scope: what the request says of its sender, as `Caller`.
+#: Key in the same scope: the sender as the request shows it, a `Caller`.
 CALLER: Final = "jobledger.caller"
 _CHALLENGE: Final = {"www-authenticate": 'Bearer realm="jobledger"'}
 _OF_LEDGER: Final = (
@@ -47,20 +48,20 @@ _NO_ACCOUNT: Final = (
 )
 
 
-#: Code of a refusal where it is not known who may ask, as the keys could not be read for a while.
+#: Code of a refusal while the keys could not be read, so that it is not known who may ask.
 UNSURE: Final = "LEDGER_UNREACHABLE"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of its sender."""
+    """The sender as the request shows it, not yet identified."""
 
-    headers: Headers  #: by their names in lower case
-    peer: str  #: the address that the connection came from, a proxy's perhaps
+    headers: Headers  #: values by their names in lower case
+    peer: str  #: address that the connection came from; it may be a proxy's
     secure: bool  #: the client speaks https
 
 
 class AdmittedPerson(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and how that is known."""
+    """An identified caller, and the proof of that identity."""
 
     principal: Principal
     shown: ShownKey | None = None  #: the key that was sent
@@ -69,12 +70,12 @@ class AdmittedPerson(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_ambient(self) -> bool:
-        """Whether a browser sends the proof by itself, also when a page of another site makes it send the request."""
+        """Whether browsers add the proof by themselves, even to a request that a page of another site made."""
         return self.shown is None
 
     @property
     def is_counted(self) -> bool:
-        """Whether a rate limit applies: not to the account that the gateway runs under, for there is nobody else."""
+        """Whether a rate limit applies; it does not to the gateway's own account, which is then the only caller."""
         return bool(self.principal.key_id or self.user or (self.session is not None and self.session.user))
 
     @property
@@ -86,19 +87,19 @@ class AdmittedPerson(msgspec.Struct, frozen=True, kw_only=True):
 class TrustedHeader(msgspec.Struct, frozen=True, kw_only=True):
     """A header in which a proxy says who somebody is."""
 
-    name: str  #: in lower case
-    proxies: tuple[Network, ...]  #: from whose addresses it is believed
+    name: str  #: its name in lower case
+    proxies: tuple[Network, ...]  #: addresses of the proxies whose header counts
 
 
 class AccountKey(msgspec.Struct, frozen=True, kw_only=True):
     """The key of the account that this process runs under; see `ledger.access.account`."""
 
-    sha256: str  #: of its secret
+    sha256: str  #: hash of its secret
     principal: Principal
 
 
 def carries_key(headers: Headers) -> bool:
-    """Return whether a request carries what may be a key of ours: no page of another site has one."""
+    """Return whether a request carries text in the form of our keys, which no page of another site has."""
     return headers.get("authorization", "")[: len(_OURS)].lower() == _OURS
 
 
@@ -116,7 +117,7 @@ def _refusal(sentence: str) -> ProblemError:
 
 
 def _text(value: str) -> str:
-    """Return what a proxy says in a header, without blanks around it; what is not in UTF-8 names nobody."""
+    """Return the text of a proxy's header without blanks around it; "" for bytes that are not UTF-8."""
     return value.strip(" \t").encode("latin-1").decode(errors="replace")
 
 
@@ -133,7 +134,7 @@ class Identities:
         header: TrustedHeader | None = None,
         people: People | None = None,
     ) -> None:
-        """Admit by `account` while the ledger has no key; None: by nothing then."""
+        """Admit by `account` while the ledger has no key; None: admit nobody then."""
         self._ring = ring
         self._sessions = sessions
         self._clock = clock
@@ -143,7 +144,7 @@ class Identities:
 
     @property
     def knows_proxy(self) -> bool:
-        """Whether a proxy in front is believed about who somebody is."""
+        """Whether a proxy in front is trusted to name people."""
         return self._header is not None
 
     def admit(self, caller: Caller) -> AdmittedPerson:
@@ -171,9 +172,9 @@ class Identities:
         return not self._ring.has_keys
 
     def refused_since(self, admitted: AdmittedPerson) -> ProblemError | None:
-        """Return why an admitted person would not be admitted now, by the same proof to the same rights; else None.
+        """Return why the same proof would not give an admitted person the same rights now; None if it would.
 
-        LEDGER_UNREACHABLE: that is not known at present; any other code: they would be refused.
+        Code LEDGER_UNREACHABLE: the answer is not known at present; any other code: the person would be refused.
         """
         try:
             holds = self._again(admitted) == admitted.principal
@@ -205,7 +206,7 @@ class Identities:
             return AdmittedPerson(principal=principal, shown=shown)
         if shown is not None and shown.key == ACCOUNT:
             raise _refusal(_OF_ANOTHER_ACCOUNT if self.takes_account else _NO_ACCOUNT)
-        # One sentence for a key that was never there, one that ended and a wrong secret: it tells nothing of any.
+        # The same sentence for an unknown key, an ended key and a wrong secret, so that it does not reveal which.
         raise _refusal(
             "this key opens nothing: it may be mistyped, rotated, expired or revoked: ask who manages the keys"
         )
@@ -235,7 +236,7 @@ class Identities:
 
     def _person(self, user: str) -> Principal:
         """Return a person whom a proxy names. Raises: ProblemError (UNAUTHENTICATED)."""
-        # A comma shows that the header came twice: once from the client, and once from the proxy.
+        # A comma shows that the header was sent twice: by the client, and by the proxy.
         is_name = len(user) <= _USER_MAX and user.isprintable() and not {",", _NO_UTF_8} & set(user)
         found = self._people.principal(user) if is_name and self._people is not None else None
         if found is None:

@@ -52,24 +52,24 @@ from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, write_use
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
-# When keys were used last: noted in memory at each request, and stored once a minute a key at the most.
+# The time of each key's last use: noted in memory at each request, and stored at most once a minute for a key.
 
 _STORE_EVERY_S: Final = 5.0
 _APART_S: Final = 60.0
 
 
 class _Uses:
-    """What one gateway knows of the use of keys."""
+    """The last use of each key that one gateway saw."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Nothing is stored before `run`."""
+        """Store nothing before `run`."""
         self._ledger = ledger
-        self._used: dict[str, tuple[datetime, str]] = {}  #: not stored yet, by key
-        self._stored: dict[str, float] = {}  #: when it was stored last, by the monotonic clock
+        self._used: dict[str, tuple[datetime, str]] = {}  #: uses that are not stored yet, by key
+        self._stored: dict[str, float] = {}  #: when a key's use was stored last, by the monotonic clock
         self._is_made = False
 
     def note(self, key: str, client: str) -> None:
-        """Note that a key was used now; for each request, so it costs next to nothing."""
+        """Note that a key was used now. Each request calls this, so it costs next to nothing."""
         stored = self._stored.get(key)
         if stored is None or self._ledger.clock.monotonic() - stored >= _APART_S:
             self._used[key] = self._ledger.clock.now(), client
@@ -111,14 +111,14 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
         None  #: file of the key of this account, made where it is missing; None: it has none
     )
     session_s: float = SESSION_S  #: how long a session lasts, in seconds
-    hosts: tuple[str, ...] = ()  #: names that it goes by, besides loopback's
+    hosts: tuple[str, ...] = ()  #: host names of the gateway, besides loopback's
     origins: tuple[str, ...] = ()  #: origins whose pages may call the API with a key
     behind_proxy: tuple[str, ...] = ()  #: addresses of proxies whose X-Forwarded-* headers count
     user_header: str = ""  #: the header in which a proxy names the user
     trust_from: tuple[str, ...] = ()  #: addresses of the proxies whose `user_header` counts
     people: Path | None = None  #: file of the rights of people whom a proxy or a provider names
     oidc: OidcSettings | None = None  #: the provider that people can log in by
-    quotas: dict[str, Quota] = {}  #: by group of requests, in the place of the usual ones
+    quotas: dict[str, Quota] = {}  #: quotas by group of requests, which replace the usual ones
 
     def __post_init__(self) -> None:
         """Refuse settings that let in everybody or nobody. Raises: ConfigurationError."""
@@ -212,7 +212,7 @@ class KeyAccess:
         """Whether the account's key lets in now."""
         try:
             return self.identities.takes_account
-        except ProblemError:  # the server is away, so it is not known
+        except ProblemError:  # the server is away, so the answer is not known
             return False
 
     def principal(self, connection: HTTPConnection) -> Principal:
@@ -232,7 +232,7 @@ class KeyAccess:
         return self._admitted(connection).session
 
     def check_form(self, connection: HTTPConnection, token: str) -> None:
-        """Refuse a form that was not made for whoever sends it. Raises: ProblemError (CROSS_SITE)."""
+        """Refuse a form that was not made for its sender. Raises: ProblemError (CROSS_SITE)."""
         if not hmac.compare_digest(token.encode(), self.form_token(connection).encode()):
             raise ProblemError(
                 "CROSS_SITE", "the form is of another session: load the page again and send it once more"
@@ -255,9 +255,9 @@ class KeyAccess:
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
     def enter(self, text: str, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` of the session that the account's key, read from an address, opens.
+        """Return the header `Set-Cookie` of a session for the account's key that an address held.
 
-        Other keys are refused here: histories and logs keep addresses.
+        Other keys are refused here, since browser histories and logs keep addresses.
 
         Raises: ProblemError (UNAUTHENTICATED).
         """
@@ -290,19 +290,19 @@ class KeyAccess:
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
     def unsure(self, caller: Caller) -> Session | None:
-        """Return the session of a person whom the provider has to confirm again; None for every other one."""
+        """Return the caller's session if the provider has to confirm its person again; else None."""
         session = self.sessions.read(caller.headers.get("cookie", ""), secure=caller.secure)
         return session if session is not None and self.sessions.is_unsure(session) else None
 
     async def end_session(self, session: Session, *, by: str) -> None:
         """End a session on every gateway of the ledger: here now, elsewhere within a second.
 
-        Raises: LedgerError, where the end could not be stored for other gateways.
+        Raises: LedgerError if the end could not be stored for other gateways.
         """
         ledger, ended = self._ledger, EndedSession(by=by, at=self._ledger.clock.now())
         try:
             await write_ended(ledger.inbox, ledger.names, ledger.config.replicas, session.id, ended)
-        finally:  # afterwards: the request that asks for this belongs to the same session
+        finally:  # last, since the request that ends the session belongs to it
             self.sessions.end([session.id])
 
     def open_person(
@@ -310,9 +310,9 @@ class KeyAccess:
     ) -> str:
         """Return the header `Set-Cookie` of the session of a person whom a provider knows.
 
-        `before`: the session that this person has, which goes on with these groups.
+        `before`: the person's present session, which goes on with these groups.
 
-        Raises: ProblemError (UNAUTHENTICATED) for one who may do nothing here.
+        Raises: ProblemError (UNAUTHENTICATED) for a person without any rights here.
         """
         if self.people is None or self.people.principal(user, groups) is None:
             raise ProblemError(
@@ -324,7 +324,7 @@ class KeyAccess:
         return self.open_session(user=user, groups=known, secure=secure)
 
     def open_session(self, *, secure: bool, **who: object) -> str:
-        """Return the header `Set-Cookie` of a new session of somebody who was identified; see `Sessions.open`."""
+        """Return the header `Set-Cookie` of a new session for an identified person; see `Sessions.open`."""
         return self.sessions.cookie(self.sessions.open(**who), secure=secure)
 
     @staticmethod

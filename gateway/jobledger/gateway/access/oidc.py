@@ -29,7 +29,7 @@ _KEYS_APART_S: Final = 10.0
 _LEEWAY_S: Final = 60
 _GROUPS_MAX: Final = 100
 _WORD_MAX: Final = 200
-#: Only asymmetric ones: a signature with a secret that both sides know does not prove which of them signed.
+#: Asymmetric algorithms only: with a secret that both sides know, a signature does not prove which of them signed.
 _ALGORITHMS: Final = (
     "RS256",
     "RS384",
@@ -49,12 +49,12 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     issuer: str  #: its address, as its tokens name it
     client_id: str  #: the id by which it knows this gateway
-    client_secret: Path | None = None  #: file of the secret that it gave; None: it gave none
+    client_secret: Path | None = None  #: file of the secret that the provider gave; None: it gave none
     user_claim: str = "email"  #: the claim of its token with a person's name
     groups_claim: str = "groups"  #: the claim of its token with a person's groups
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be asked safely. Raises: ConfigurationError."""
+        """Refuse a provider that cannot be asked safely. Raises: ConfigurationError."""
         found = urlsplit(self.issuer)
         is_safe = found.scheme == "https" or (found.scheme == "http" and found.hostname in THIS_MACHINE)
         if not is_safe or not found.netloc:
@@ -78,7 +78,7 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Addresses(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider says of itself."""
+    """The addresses that a provider publishes."""
 
     issuer: str
     authorization_endpoint: str
@@ -88,17 +88,17 @@ class _Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
-    """Who somebody is, as the provider says."""
+    """A person as the provider identifies them."""
 
     user: str
     groups: tuple[str, ...] = ()
 
 
 class Provider:
-    """Asks one provider."""
+    """The client of one provider."""
 
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
-        """Nothing is asked before somebody logs in. Raises: ConfigurationError where the extra is not installed."""
+        """Ask nothing before somebody logs in. Raises: ConfigurationError where the extra is not installed."""
         try:
             import joserfc  # noqa: F401, PLC0415 # pyright: ignore[reportUnusedImport] - of the extra `oidc`
         except ImportError as error:
@@ -111,11 +111,11 @@ class Provider:
 
     @property
     def name(self) -> str:
-        """What a person knows the provider by: its host."""
+        """The name by which people know the provider: its host."""
         return urlsplit(self._settings.issuer).hostname or self._settings.issuer
 
     async def begin(self, back: str, *, silently: bool = False) -> tuple[str, dict[str, str]]:
-        """Return the address to send a browser to, and the values that it must bring when it comes `back`.
+        """Return the provider's address for a browser, and the values that the browser must bring `back`.
 
         `silently`: the provider asks the person nothing; it sends them back with an error if not logged in there.
 
@@ -141,7 +141,7 @@ class Provider:
         return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}", passing
 
     async def finish(self, code: str, back: str, passing: dict[str, Any]) -> Person:
-        """Return who came back with a code. Raises: ProblemError (UNAUTHENTICATED, PROVIDER_UNREACHABLE)."""
+        """Return the person who came back with a code. Raises: ProblemError (UNAUTHENTICATED, PROVIDER_UNREACHABLE)."""
         addresses, settings = await self._found(), self._settings
         fields = {
             "grant_type": "authorization_code",
@@ -170,7 +170,7 @@ class Provider:
         try:
             try:
                 found = jwt.decode(token, await self._signing_keys(addresses), algorithms=algorithms)
-            except InvalidKeyIdError:  # the provider may have new keys
+            except InvalidKeyIdError:  # the provider may have changed its keys
                 found = jwt.decode(
                     token, await self._signing_keys(addresses, anew=True), algorithms=algorithms
                 )
@@ -206,7 +206,7 @@ class Provider:
             )
         try:
             groups = msgspec.convert(claims.get(settings.groups_claim) or (), tuple[str, ...])
-        except msgspec.ValidationError:  # some providers give numbers, or a word
+        except msgspec.ValidationError:  # some providers give numbers or one word instead of a list
             groups = ()
         return Person(user=user, groups=groups[:_GROUPS_MAX])
 

@@ -33,7 +33,7 @@ _log = logging.getLogger("jobledger.gateway.people")
 
 
 class _Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody may do."""
+    """The rights of one user or group."""
 
     role: Role | None = None
     permissions: tuple[Permission, ...] = ()
@@ -48,7 +48,7 @@ class _Book(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class People:
-    """The file, as it is now."""
+    """The file of people in its present content."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         """Read it. Raises: ConfigurationError."""
@@ -60,9 +60,9 @@ class People:
         self._read()
 
     def principal(self, user: str, groups: Sequence[str] = ()) -> Principal | None:
-        """Return a user's principal, with the rights of the user, else of the first group, else of everyone; else None.
+        """Return a user's principal, by the rights of the user, else the first group, else everyone; or None.
 
-        What changed in the file counts within a second; a file that is wrong or gone lets in nobody.
+        A change of the file counts within a second; a file that is wrong or missing lets in nobody.
         """
         now = self._clock.monotonic()
         if now - self._looked_at >= _LOOK_EVERY_S:
@@ -100,7 +100,7 @@ class People:
 
 
 def _checked(book: _Book) -> _Book:
-    """Sort patterns; one that matches everything is stored as no pattern. Raises: InvalidInputError."""
+    """Sort patterns; where one matches everything, return none. Raises: InvalidInputError."""
     return _Book(
         users={name: _in_order(each) for name, each in book.users.items()},
         groups={name: _in_order(each) for name, each in book.groups.items()},

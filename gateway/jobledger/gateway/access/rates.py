@@ -20,9 +20,9 @@ _RATE_MAX: Final = 1e6
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of a group one key may send."""
+    """The number of requests of a group that one key may send."""
 
-    count: float  #: at once, after a pause
+    count: float  #: requests at once, after a pause
     window_s: float  #: an empty bucket is full again after this time
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-#: Enough for one program, and too few to block the others. `login` is counted by address.
+#: Quotas that suffice for one program, and are too small to block the others. `login` is counted by address.
 QUOTAS: Final = {
     "read": Quota(count=6_000, window_s=10),
     "write": Quota(count=6_000, window_s=10),

@@ -30,13 +30,13 @@ class KeyRing:
         self.reached = 0  #: the stream sequence of the newest message of a key that was read
 
     def replace(self, keys: dict[str, Key], reached: int) -> None:
-        """Know these keys and no others."""
+        """Replace all known keys by these."""
         self._keys, self.reached = dict(keys), reached
         self._principals.clear()
         self._tell()
 
     def take(self, batch: list[Message]) -> None:
-        """Learn what was appended since. What is known already, or is no event, changes nothing."""
+        """Take a newer event of a key. A known event, and a message that is no event, change nothing."""
         known = {key.key: key.sequence for key in self._keys.values()}
         take(self._keys, [each for each in batch if _is_news(each, known)])
         self.reached = max(self.reached, batch[-1].stream_sequence)
@@ -70,7 +70,7 @@ class KeyRing:
             )
 
     def find(self, key_id: str) -> Key | None:
-        """Return a key. Raises: ProblemError (LEDGER_UNREACHABLE) where what is known may be out of date."""
+        """Return a key. Raises: ProblemError (LEDGER_UNREACHABLE) if the known keys may be out of date."""
         self.require_fresh()
         return self._keys.get(key_id)
 

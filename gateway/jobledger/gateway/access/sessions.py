@@ -1,8 +1,8 @@
 """Sessions of browsers: a signed cookie that says who logged in, and by which key. Each request checks that key.
 
-Nothing of a session is stored while it lasts, so any other gateway with the same signing keys takes it. It lasts for as
-long as the settings say, and ends before where it is not used for 12 hours, where its key ends, or where somebody logs
-out: the ids of sessions that ended lie in a bucket that every gateway reads once a second.
+Nothing of a session is stored while it lasts, so any other gateway with the same signing keys takes it. It lasts as
+long as the settings say. It ends earlier if it is not used for 12 hours, if its key ends, or if somebody logs out: the
+ids of sessions that ended lie in a bucket that every gateway reads once a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jobledger.ledger.model.errors import ConfigurationError
 
 #: How long a session lasts, unless the settings say otherwise.
 SESSION_S: Final = 12 * 3600.0
-#: The most that settings may say; the ids of ended sessions are kept for longer.
+#: The longest session that settings may ask for; the ids of ended sessions are kept for longer.
 SESSION_S_MAX: Final = 30 * 24 * 3600.0
 #: A session that is not used for this long ends.
 _IDLE_S: Final = 12 * 3600
@@ -34,7 +34,7 @@ _RENEW_S: Final = 900
 _SURE_S: Final = 900
 #: After this time no request is answered until the provider has confirmed the person.
 _SURE_S_MAX: Final = 3_600
-_AHEAD_S: Final = 60  # what the clocks of gateways may differ by
+_AHEAD_S: Final = 60  # how far the clocks of gateways may differ
 _COOKIE: Final = "jobledger"
 _SECURE_PREFIX: Final = "__Host-"
 _KEY_BYTES_MIN: Final = 32
@@ -43,17 +43,17 @@ _FILE_BYTES_MAX: Final = 64 << 10
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who logged in."""
+    """A person or key that logged in."""
 
     key: str = ""  #: the id of the key or link, "" for a person whom a provider knows
-    sha256: str = ""  #: of its secret: a session ends with the secret that opened it
+    sha256: str = ""  #: hash of the key's secret: a session ends with the secret that opened it
     user: str = ""  #: the person whom a provider knows
-    groups: tuple[str, ...] = ()  #: as that provider said
-    issued: int  #: seconds since 1970: when this cookie was made; a person's: when the provider confirmed it
+    groups: tuple[str, ...] = ()  #: the person's groups, as that provider named them
+    issued: int  #: seconds since 1970: when this cookie was made, or the provider confirmed the person
     began: int = (
-        0  #: seconds since 1970: when somebody logged in; 0: as `issued`, in a cookie of an older version
+        0  #: seconds since 1970 when somebody logged in; 0: use `issued` (a cookie of an older version)
     )
-    token: str  #: random: what the tokens of its forms are made of
+    token: str  #: random text that the tokens of its forms are made from
 
     @property
     def id(self) -> str:
@@ -108,7 +108,7 @@ class Sessions:
         self._secret = hashlib.sha256(b"jobledger forms" + keys[-1]).digest()
 
     def open(self, **who: Any) -> Session:
-        """Return a new session: of a `key` with its `sha256`, or of a `user` with `groups`."""
+        """Return a new session for a `key` with its `sha256`, or for a `user` with `groups`."""
         now = self._now()
         return Session(**who, issued=now, began=now, token=secrets.token_urlsafe(16))
 
@@ -117,14 +117,14 @@ class Sessions:
         return msgspec.structs.replace(session, groups=groups, issued=self._now())
 
     def cookie(self, session: Session, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` of a session, issued now; a person's keeps the time of the confirmation."""
+        """Return the header `Set-Cookie` of a session, issued now; a person's keeps the time of confirmation."""
         issued = session.issued if session.user else self._now()
         said = msgspec.to_builtins(msgspec.structs.replace(session, issued=issued))
         left_s = max(0, int(self._ends_at(session)) - self._now())
         return _set_cookie(_COOKIE, str(self._signer.dumps(said)), left_s, secure=secure)
 
     def taken_away(self, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` that takes the session away."""
+        """Return the header `Set-Cookie` that deletes the cookie."""
         return _set_cookie(_COOKIE, "", 0, secure=secure)
 
     def read(self, cookies: str, *, secure: bool) -> Session | None:
@@ -159,7 +159,7 @@ class Sessions:
         self._ended.update(ids)
 
     def is_old(self, session: Session) -> bool:
-        """Whether to replace its cookie, which records that it is used. A person's is replaced by `confirmed` alone."""
+        """Whether to replace the cookie, which records its use. Only `confirmed` replaces a person's cookie."""
         return not session.user and self._now() - session.issued >= _RENEW_S
 
     def is_unsure(self, session: Session) -> bool:

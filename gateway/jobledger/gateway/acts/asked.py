@@ -28,9 +28,9 @@ from jobledger.ledger.model.subjects import ACTS_QUEUE, JobRef
 #: The queue of the jobs that do acts; users cannot add jobs to it.
 QUEUE: Final = ACTS_QUEUE
 TASK: Final = "bulk_act"
-#: Jobs of one act: their names fit into one input.
+#: The most jobs of one act: so many names fit into one input.
 JOBS_MAX: Final = 50_000
-#: Outcomes that the result of an act names; those that went well are only counted.
+#: Outcomes that the result of an act lists; successful ones are only counted.
 NAMED_MAX: Final = 1_000
 
 Verb = Literal["cancel", "retry", "reschedule", "requeue", "discard"]
@@ -44,19 +44,19 @@ PERMISSIONS: Final[dict[Verb, Permission]] = {
 
 
 class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to be done to each job."""
+    """The act to do to each job."""
 
     act: Verb
     reason: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
-    run_at: datetime | None = None  #: of a reschedule
-    edit: dict[str, Any] | None = None  #: of a requeue: arguments to replace
-    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: of a requeue: how many more each may have
-    priority: Priority | None = None  #: of a requeue; left out: as before
-    per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: how many jobs; 0: as fast as it goes
+    run_at: datetime | None = None  #: for a reschedule: the new time
+    edit: dict[str, Any] | None = None  #: for a requeue: arguments to replace
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: for a requeue: further attempts of each job
+    priority: Priority | None = None  #: for a requeue: the new priority; left out: as before
+    per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: jobs a minute; 0: as fast as possible
 
 
 class ActRights(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The rights of the caller who asked for an act; those of a key are read again, so these count for people alone."""
+    """The rights of the caller who asked for an act; for a key they are read again, so these count for people alone."""
 
     permissions: tuple[Permission, ...] = ()
     queues: tuple[str, ...] = ()  #: patterns; none: every queue
@@ -72,22 +72,22 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one job."""
+    """The outcome of the act for one job."""
 
     queue: str
     id: str
-    result: Result  #: refused: its state does not allow it; invalid: it cannot be done as it was asked for
+    result: Result  #: refused: the job's state does not allow the act; invalid: the act's values are wrong
     message: str
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an act came."""
+    """The progress of an act."""
 
-    next: int = 0  #: place of the first job that it was not done to
+    next: int = 0  #: place of the first job that the act has not reached
     done: int = 0
     refused: int = 0
     invalid: int = 0
-    others: tuple[Outcome, ...] = ()  #: the first of those that it was not done to
+    others: tuple[Outcome, ...] = ()  #: the first jobs that the act was not done to
 
 
 def act_of(to_do: ToDo, by: str) -> Act:
@@ -115,7 +115,7 @@ def job_id_of(plan: str) -> str:
 
 
 async def asker_of(ledger: Ledger, job_id: str) -> str:
-    """Return who asked for a job of this queue: the principal in its first event. Raises: UnreachableError."""
+    """Return the principal who asked for a job of this queue, from its first event. Raises: UnreachableError."""
     ref = JobRef(queue=QUEUE, job_id=job_id)
     job = fold(await ledger.log.read_chain(ledger.names.chain(ref))).job
     assert job is not None, "it runs"

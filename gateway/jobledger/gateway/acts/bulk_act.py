@@ -39,7 +39,7 @@ _PAUSE_S: Final = 6.0
 
 
 async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: ToDo, jobs: list[Job]) -> None:
-    """Enqueue the job that does an act to each of some jobs, with the authority of whoever asks for it.
+    """Enqueue the job that does an act to each of some jobs, with the authority of its asker.
 
     Raises: as `Ledger.enqueue`.
     """
@@ -57,7 +57,7 @@ async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: To
 async def bulk_act(
     context: Context, to_do: ToDo, jobs: list[Job], allowed: ActRights | None = None, by: str = ""
 ) -> Done | Fail | Snooze:
-    """Do an act to each job, with the authority of whoever asked for it; one that is refused does not stop the others.
+    """Do an act to each job, with the authority of its asker; a refusal for one job does not stop the others.
 
     The job's first event names the asker, never its input. Older gateways sent `by`, which is ignored.
     An authority that has ended, such as a revoked key, ends the act; its checkpoint says how far it came. An act with
@@ -67,7 +67,7 @@ async def bulk_act(
     kept, ledger = context.checkpoint_value, context.ledger
     so_far = Done() if kept is None else msgspec.convert(kept, Done)
     who = await asker_of(ledger, context.job_id)
-    act, rows = act_of(to_do, who), Rows(ledger, Path())  # no file of rows: the queue of each job is given
+    act, rows = act_of(to_do, who), Rows(ledger, Path())  # no file of rows: each job names its queue
     rights = ActRights() if allowed is None else allowed
     scope = Scope(queues=rights.queues, tasks=rights.tasks)
     size = _CHUNK if not to_do.per_minute else max(1, min(_CHUNK, round(to_do.per_minute * _PAUSE_S / 60)))
@@ -85,7 +85,7 @@ async def bulk_act(
         so_far = _after(so_far, outcomes, again)
         context.progress(so_far.next, len(jobs))
         await context.checkpoint(msgspec.to_builtins(so_far))
-        if to_do.per_minute and so_far.next < len(jobs):  # it holds no worker meanwhile
+        if to_do.per_minute and so_far.next < len(jobs):  # a snooze, so that no worker is held
             return Snooze(delay_s=60 * size / to_do.per_minute)
     return so_far
 

@@ -25,7 +25,7 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
 
     @task(name=TASK, queue=QUEUE, max_attempts=2, timeout_s=_TIMEOUT_S, unique=Unique(args=()))
     async def verify_ledger(context: Context, by: str = "") -> Report:
-        """Read every event, within 64 MiB of memory, and record the verdict in the name of who asked for it.
+        """Read every event, within 64 MiB of memory, and record the verdict in the name of its asker.
 
         The job's first event names the asker; older gateways sent `by`, which is ignored.
         """
@@ -50,7 +50,7 @@ async def begin_check(ledger: Ledger, by: str) -> JobHandle[Any]:
 
 
 async def _witnesses(ledger: Ledger, projection: Path | None) -> AsyncGenerator[Witness, None]:
-    """Yield what the ledger is compared with: the projection's position and the ledger's seals, read before its events."""
+    """Yield the projection's position and the ledger's seals, read before its events: they must agree with it."""
     if projection is not None:
         try:
             position = PositionWitness.beside(projection, ledger.log)

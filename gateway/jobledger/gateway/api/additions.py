@@ -1,4 +1,4 @@
-"""What adding a job, a graph or a batch has in common: the id that a key gives it, the trace, and what is answered."""
+"""Parts that adding a job, a graph or a batch share: the id that a key gives it, the trace, and the answer."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ REFUSALS: Final = (
 
 
 class JobEnqueued(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that was added, or is there already."""
+    """A job that was added, or existed before."""
 
     id: str
     queue: str
-    created: bool  #: False: it was there, and stays as it is
-    sequence: int  #: stream sequence of the event that made it: `min_sequence` of a list that has it
-    trace_id: str  #: of the W3C trace that it belongs to
-    job: JobShown | msgspec.UnsetType = msgspec.UNSET  #: with `Prefer: wait=N`, where it ended in time
+    created: bool  #: False: it existed, and is unchanged
+    sequence: int  #: stream sequence of its first event: the `min_sequence` of a list that has it
+    trace_id: str  #: id of the W3C trace that it belongs to
+    job: JobShown | msgspec.UnsetType = msgspec.UNSET  #: with `Prefer: wait=N`, if it ended in time
 
 
 def id_of(asked: ApiRequest, given: str | None) -> str | None:
     """Return the id of the job to add: the given one, or one made from the `Idempotency-Key`; None without both.
 
-    Raises: ProblemError; InvalidInputError for an id of a form that is kept.
+    Raises: ProblemError; InvalidInputError for an id in a form that is reserved.
     """
     key = asked.idempotency_key
     if not key:
@@ -69,7 +69,7 @@ async def require_free(asked: ApiRequest, job_id: str, queue: str) -> None:
 
 
 def reused(what: str) -> ProblemError:
-    """Return the refusal of a key that made something else."""
+    """Return the refusal of an `Idempotency-Key` that was used for another request."""
     return ProblemError(
         "IDEMPOTENCY_KEY_REUSED",
         f"this Idempotency-Key made {what}, with another task, queue or input: give each job a key of its own",
@@ -77,7 +77,7 @@ def reused(what: str) -> ProblemError:
 
 
 def require_own(asked: ApiRequest, job: Job) -> None:
-    """Refuse a job that has the id of a key, and that somebody else made. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+    """Refuse the id of a key if somebody else made its job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
     if job.created_by not in {"", asked.principal.name}:  # "": its first event is in an archive
         raise ProblemError(
             "IDEMPOTENCY_KEY_REUSED",
@@ -87,9 +87,10 @@ def require_own(asked: ApiRequest, job: Job) -> None:
 
 
 async def existing(asked: ApiRequest, handle: JobHandle[Any]) -> JobAtMoment | None:
-    """Return the job that had the id already; None where this request made it.
+    """Return the job that had the id already; None if this request made it.
 
-    Raises: ProblemError (DUPLICATE) for a job that the caller may not see and did not make, as they may make a graph's.
+    Raises: ProblemError (DUPLICATE) for a job that the caller neither made nor may see. (They may make a graph without
+        a right to see its job.)
     """
     if handle.created:
         return None
@@ -102,7 +103,7 @@ async def existing(asked: ApiRequest, handle: JobHandle[Any]) -> JobAtMoment | N
 
 
 async def added(asked: ApiRequest, handle: JobHandle[Any], held: JobAtMoment | None) -> Answer:
-    """Return the answer for a job that was added, or that was there: `held`."""
+    """Return the answer for a job; `held`: the job that had the id before, None if it was added now."""
     trace = (asked.trace or own_trace(handle.queue, handle.id)) if held is None else held.job.trace
     ended = await _ended(asked, handle)
     value = JobEnqueued(
@@ -119,7 +120,7 @@ async def added(asked: ApiRequest, handle: JobHandle[Any], held: JobAtMoment | N
 
 
 async def _ended(asked: ApiRequest, handle: JobHandle[Any]) -> JobShown | None:
-    """Return a job that ended while its asker waited; None if it did not wait or end, or may not be seen."""
+    """Return the job if it ended while its asker waited and may be seen by them; else None."""
     if asked.wait_s is None:
         return None
     # A key that is bound to tasks may begin a graph, but may not see the graph's own job.

@@ -1,4 +1,4 @@
-"""Batches: many jobs of one task under one name, and what is enqueued once when all of them have ended.
+"""Batches: many jobs of one task under one name, and a job that is enqueued when all of them have ended.
 
 A batch is opened, its jobs are added by `POST /v1/jobs/bulk?batch=NAME`, and it is closed with their number.
 """
@@ -26,22 +26,22 @@ from jobledger.ledger.options import NodeFields
 
 
 class BatchEnd(NodeFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is enqueued once all jobs of a batch have ended. It gets `batch` and `counts`, where it has such arguments."""
+    """The job to enqueue when all jobs of a batch have ended; it gets `batch` and `counts` if its task takes them."""
 
     task: str
-    queue: str | None = None  #: this and the other options: left out, they are as the task's code says
+    queue: str | None = None  #: its queue; options that are left out are as in the task's code
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A batch to open."""
 
-    task: str  #: what its jobs run
-    queue: str | None = None  #: where they wait; left out: as the task's code says
+    task: str  #: the task of its jobs
+    queue: str | None = None  #: the queue of its jobs; left out: as in the task's code
     on_end: BatchEnd | None = None
 
 
 class BatchClose(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a batch is closed: with the number of its jobs."""
+    """The end of a batch: the number of its jobs."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX)]  #: how many jobs were added
 
@@ -50,20 +50,20 @@ class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
     """A batch."""
 
     name: str
-    status: str  #: of the job `jobledger/NAME` that stands for it
+    status: str  #: state of the job `jobledger/NAME`, which stands for the batch
     task: str
-    queue: str  #: where its jobs wait
+    queue: str  #: the queue of its jobs
     on_end: str | None  #: the task that follows it
     count: int | None  #: how many jobs it has; null: it is open
     ended: int  #: how many of them have ended
-    counts: dict[str, int] | None  #: how many ended in which state; null until all have
+    counts: dict[str, int] | None  #: how many ended in which state; null until all have ended
     created_by: str
     created_at: datetime
     last_sequence: int
 
 
 async def open_one(asked: ApiRequest, name: str, *, body: NewBatch) -> Answer:
-    """Open a batch; one that is there with the same task, queue and end stays as it is."""
+    """Open a batch; an existing one with the same task, queue and end stays as it is."""
     ledger, principal, end = asked.gateway.ledger, asked.principal, body.on_end
     check_unreserved(name)
     follows = (
@@ -94,16 +94,16 @@ async def close_one(asked: ApiRequest, name: str, *, body: BatchClose) -> BatchS
     """Close a batch with the number of its jobs: it ends once all of them have ended."""
     ledger = asked.gateway.ledger
     await batch_for(asked, name, "queue")
-    with acting_for(None):  # who may add its jobs may say how many they are
+    with acting_for(None):  # a right to add its jobs is enough to close it
         await close_batch(ledger, name, body.count, by=asked.principal.name)
     return await _shown(asked, await find_batch(ledger, name))
 
 
 async def cancel_batch(asked: ApiRequest, name: str, *, body: WithReason) -> BatchShown:
-    """Cancel a batch and its open jobs; nothing follows it then."""
+    """Cancel a batch and its open jobs; the job of its end is not enqueued then."""
     ledger = asked.gateway.ledger
     batch = await batch_for(asked, name, "cancel")
-    with acting_for(None):  # who may cancel its jobs may cancel it
+    with acting_for(None):  # a right to cancel its jobs is enough to cancel it
         await ledger.cancel(batch.ref, reason=body.reason, by=asked.principal.name)
     return await _shown(asked, await find_batch(ledger, name))
 

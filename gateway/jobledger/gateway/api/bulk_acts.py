@@ -1,4 +1,4 @@
-"""Acts on many jobs over HTTP: a plan that changes nothing, then the plan's id, which a job of the ledger does."""
+"""Acts on many jobs over HTTP: a request makes a plan; a second one sends its id, and a job of the ledger does it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _IDS_MAX: Final = 500
 
 
 class JobNamed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which job."""
+    """The name of a job."""
 
     queue: str
     id: str
@@ -55,32 +55,32 @@ class JobNamed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ManyActs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An act to plan, or the id of a plan to do."""
 
-    plan: str | None = None  #: the id of a plan: do it; nothing else is given then
+    plan: str | None = None  #: id of a plan to do; nothing else is given then
     act: Verb | None = None
-    filter: Which | None = None  #: which jobs, as `GET /v1/jobs` lists them
-    jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()  #: or these
-    reason: Text = ""  #: kept in the ledger with who acted
-    run_at: datetime | None = None  #: of a reschedule
-    edit: dict[str, Any] | None = None  #: of a requeue: arguments to replace
-    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: of a requeue: how many more each may have
-    priority: Priority | None = None  #: of a requeue; left out: as before
+    filter: Which | None = None  #: the jobs to act on, as `GET /v1/jobs` lists them
+    jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()  #: or the names of the jobs
+    reason: Text = ""  #: stored in the ledger with the actor
+    run_at: datetime | None = None  #: for a reschedule: the new time
+    edit: dict[str, Any] | None = None  #: for a requeue: arguments to replace
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: for a requeue: further attempts of each job
+    priority: Priority | None = None  #: for a requeue: the new priority; left out: as before
 
 
 class ActPlanned(msgspec.Struct, frozen=True, kw_only=True):
-    """What an act would do, or the job that does it."""
+    """A preview of an act, or the job that does it."""
 
-    plan: str  #: give it back to do it
-    count: int  #: how many jobs it is about
-    sample: list[ActDone]  #: what would come of the first of them
+    plan: str  #: id of the plan; send it to do the act
+    count: int  #: number of jobs
+    sample: list[ActDone]  #: outcomes that the first jobs would have
     expires_at: datetime
-    id: str | None = None  #: of the job that does it; null: it is only planned
+    id: str | None = None  #: id of the job that does the act; null: it is only planned
 
 
 class ActProgress(msgspec.Struct, frozen=True, kw_only=True):
     """An act under way."""
 
     id: str
-    status: str  #: of the job that does it
+    status: str  #: state of the job that does the act
     by: str  #: who asked for it
     act: Verb
     reason: str
@@ -89,9 +89,9 @@ class ActProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of a plan's id: all that any gateway needs to do it. The caller's rights are checked again then.
+    """The content of a plan's id: all that any gateway needs to do the act. The caller's rights are checked again then.
 
-    It is not signed: its values are checked again, as if they came in a new request.
+    The id is not signed: its values are checked again, as in a new request.
     """
 
     by: str
@@ -100,12 +100,12 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()
     until: Annotated[
         int, msgspec.Meta(ge=0)
-    ]  #: of a filter: jobs that changed after this sequence are left out
+    ]  #: for a filter: jobs that changed after this sequence are left out
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 async def act_on_many(asked: ApiRequest, *, body: ManyActs) -> Answer:
-    """Plan an act on many jobs, which changes nothing; or do what was planned."""
+    """Plan an act on many jobs, and change nothing; or do a plan."""
     if body.plan is None:
         return Answer(value=await _planned(asked, body), status=200)
     if msgspec.structs.replace(body, plan=None) != ManyActs():
@@ -127,7 +127,7 @@ async def _planned(asked: ApiRequest, body: ManyActs) -> ActPlanned:
     which = body.filter
     async with looking(asked, which or Look()) as (view, position):
         until = position.sequence
-        if which is not None and which.q is not None:  # `2h` and words mean the same when it is done
+        if which is not None and which.q is not None:  # `2h` must mean the same when the plan is done
             which = msgspec.structs.replace(which, q=search_text(await Which(q=which.q).filter(asked, view)))
     expires_at = ledger.clock.now() + _GOOD_FOR
     plan = _Plan(
@@ -153,7 +153,7 @@ def _to_do(asked: ApiRequest, body: ManyActs | ToDo) -> ToDo:
     if body.act is None:
         raise ProblemError("BAD_REQUEST", "say which act is planned, or give the id of a plan")
     asked.principal.require(PERMISSIONS[body.act])
-    if body.edit is not None:  # a job with another input is like a new job
+    if body.edit is not None:  # another input needs the rights of a new job
         asked.principal.require("queue")
     run_at = aware("run_at", body.run_at)
     if (body.act == "reschedule") == (run_at is None):
@@ -173,7 +173,7 @@ def _to_do(asked: ApiRequest, body: ManyActs | ToDo) -> ToDo:
 
 
 async def _chosen(asked: ApiRequest, plan: _Plan) -> list[ChosenJob]:
-    """Return the jobs of a plan that the asker may act on; of a filter those that did not change since. Raises: ProblemError."""
+    """Return the jobs of a plan that the asker may act on, of a filter only unchanged ones. Raises: ProblemError."""
     if plan.jobs:
         return [await _by_name(asked, each, plan.to_do.act) for each in plan.jobs]
     act = act_of(plan.to_do, plan.by)
@@ -207,7 +207,7 @@ async def _begun(asked: ApiRequest, token: str) -> Answer:
     to_do = _to_do(asked, plan.to_do)
     job_id = job_id_of(f"{principal.name} {token}")
     job = await _job(asked, job_id)
-    if job is None:  # else the plan was begun before; its jobs may have changed since
+    if job is None:  # else the plan was begun before, and its jobs may have changed
         if plan.expires_at < ledger.clock.now():
             raise ProblemError("PLAN_EXPIRED", "the plan is older than 15 minutes: plan the act again")
         chosen = await _chosen(asked, plan)
@@ -221,7 +221,7 @@ async def _begun(asked: ApiRequest, token: str) -> Answer:
 
 
 async def show_act(asked: ApiRequest, id: str) -> ActProgress:  # noqa: A002 - as in the address
-    """Show how far an act on many jobs is, to its asker and to callers who may see every queue."""
+    """Show the progress of an act on many jobs, to its asker and to callers who may see every queue."""
     job = await _job(asked, check_token("job id", id))
     if job is None:
         raise JobNotFoundError(id)

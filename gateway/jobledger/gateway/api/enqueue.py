@@ -1,4 +1,4 @@
-"""Adding jobs by the names of their tasks: one, named by an idempotency key, or very many as lines in a stream."""
+"""Endpoints that add jobs by the names of their tasks: one with an idempotency key, or very many as lines."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from jobledger.ledger.named.book import find_announced
 from jobledger.ledger.named.verbs import NamedJob
 from jobledger.ledger.named_batches import add_to_batch
 
-#: How long a line may be beside its input, which has the same limit as every input.
+#: Bytes that a line may have beside its input, which has its own limit.
 _LINE_MORE_BYTES: Final = 64 << 10
-#: How a job is enqueued, beside its task, its input and its id.
+#: Fields of a job beside its task, its input and its id.
 _FIELDS: Final = tuple(name for name in NamedJob.__struct_fields__ if name not in {"task", "input", "id"})
 
 
@@ -54,12 +54,12 @@ class NewJob(NamedJob, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BulkQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What each line is."""
+    """The meaning of the lines of a bulk request."""
 
-    task: str | None = None  #: each line is the input of a job of this task; left out: each is a whole job
+    task: str | None = None  #: each line is the input of a job of this task; without it, a whole job
     queue: str | None = None  #: with `task`: where the jobs go
     batch: str | None = None  #: the jobs are added to this batch, and named by their places in it
-    #: with `batch`: the place of the first line, from 0; lines that are there are left alone
+    #: with `batch`: the place of the first line, from 0; jobs that exist at a place stay as they are
     first: Annotated[int, msgspec.Meta(ge=0, lt=ITEMS_MAX)] = 0
 
 
@@ -67,13 +67,13 @@ class BulkEnqueued(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that were added."""
 
     created: int
-    existing: int  #: ids that were in their queues already
-    last_sequence: int  #: highest stream sequence among the created; 0 when none was
+    existing: int  #: jobs whose ids existed already
+    last_sequence: int  #: highest stream sequence of the jobs created; 0 if none was
     lines: int
 
 
 async def enqueue_job(asked: ApiRequest, *, body: NewJob) -> Answer:
-    """Add one job; it is in the ledger before the answer. `Idempotency-Key` names it: a repeat makes no second."""
+    """Add one job; it is in the ledger before the answer. A repeat of its `Idempotency-Key` adds no other job."""
     ledger = asked.gateway.ledger
     queue, names_jobs = await _allowed(asked, body.task, body.queue)
     job_id = id_of(asked, body.id)
@@ -100,7 +100,7 @@ async def enqueue_job(asked: ApiRequest, *, body: NewJob) -> Answer:
 
 
 async def _allowed(asked: ApiRequest, task: str, queue: str | None) -> tuple[str, bool]:
-    """Return the queue of a new job, after checking that the caller may add it, and whether its task names its jobs.
+    """Check that the caller may add a job; return its queue, and whether its task gives jobs their ids.
 
     Raises: ProblemError, TaskNotFoundError, InvalidTokenError, InvalidInputError, UnreachableError.
     """
@@ -116,7 +116,7 @@ async def _allowed(asked: ApiRequest, task: str, queue: str | None) -> tuple[str
 
 
 async def _require_same(asked: ApiRequest, job: Job, task: str, text: bytes) -> None:
-    """Refuse a key that named another job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+    """Refuse an `Idempotency-Key` that was used for another job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
     require_own(asked, job)
     ledger = asked.gateway.ledger
     stored = await ledger.patience.read(
@@ -129,7 +129,7 @@ async def _require_same(asked: ApiRequest, job: Job, task: str, text: bytes) -> 
 def _canonical(text: bytes) -> bytes:
     try:
         return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
-    except (msgspec.DecodeError, RecursionError):  # no job was made of a line that is no JSON
+    except (msgspec.DecodeError, RecursionError):  # the line is not JSON, so it made no job
         return text
 
 
@@ -150,7 +150,7 @@ async def enqueue_jobs(asked: ApiRequest, *, query: BulkQuery) -> BulkEnqueued:
     except InputMismatchError as error:
         raise _mismatched(error) from error
     except (InvalidError, NotFoundError, ProblemError) as error:
-        # Either no line was read yet, or `compare` has named one: the last line that was read is not to blame.
+        # Either no line was read yet, or `compare` named the line: the last line read is not the cause.
         if not lines.number or (isinstance(error, ProblemError) and "line" in error.extra):
             raise
         counted_from_0 = f"input {lines.number - 1}: "  # here lines are counted from 1
@@ -170,7 +170,7 @@ async def enqueue_jobs(asked: ApiRequest, *, query: BulkQuery) -> BulkEnqueued:
 
 
 def _mismatched(error: InputMismatchError) -> ProblemError:
-    """Return the problem of lines whose jobs have other inputs: each such line, its job, and how they differ."""
+    """Return the problem for lines whose jobs exist with other inputs: each line, its job, and the difference."""
     lines = [
         {"line": (each.number or 0) + 1, "id": each.job_id, "queue": each.queue, "differing": each.differing}
         for each in (error, *error.others)
@@ -211,11 +211,11 @@ class _Lines:
         self._query = query
         self._line_max = asked.gateway.ledger.config.payload_bytes_max + _LINE_MORE_BYTES
         self._allowed: set[tuple[str, str | None]] = set()
-        self._named: set[str] = set()  #: tasks that name their jobs themselves, so that the key does not
+        self._named: set[str] = set()  #: tasks that give jobs their ids, so that the key does not
         key = asked.idempotency_key
         self._id = keyed_id(asked.principal.name, key) if key else None
-        self.number = 0  #: of the line that was read last, from 1
-        self.why = ""  #: what is wrong with it, where that is known here
+        self.number = 0  #: number of the line that was read last, from 1
+        self.why = ""  #: what is wrong with that line, if known here
         self.code = ""
 
     async def jobs(self) -> AsyncGenerator[NamedJob, None]:
@@ -246,13 +246,13 @@ class _Lines:
             queue, names_jobs = await _allowed(self._asked, job.task, job.queue)
             if self._id is not None and names_jobs:
                 self._named.add(job.task)
-            # A body that differs is refused before any job is made of it.
+            # A line that differs is refused before a job is made of it.
             if self._id is not None and self.number == 1 and job.task not in self._named:
                 ref = JobRef(queue=queue, job_id=f"{self._id}-1")
                 await require_free(self._asked, ref.job_id, queue)
                 await self._require_same(ref, job.task, bytes(job.input))
         except ProblemError as error:
-            # `enqueue_named_many` waits for the lines before when it gets an error of the ledger.
+            # On an error of the ledger `enqueue_named_many` first waits for the lines before.
             raise self._wrong(str(error), error.code) from error
         self._allowed.add((job.task, job.queue))
 
@@ -281,7 +281,7 @@ class _Lines:
         return InvalidInputError(why)
 
     async def _whole(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield whole lines. Raises: PayloadTooLargeError for one that does not end."""
+        """Yield whole lines. Raises: PayloadTooLargeError for a line that is too long."""
         rest = b""
         async for chunk in chunks:
             *whole, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""The events of the ledger: as a stream that follows it, or line by line for those who poll."""
+"""The events of the ledger: as a stream that follows it, or as lines for clients that poll."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from jobledger.ledger.subscriptions.filter import Start, chosen_start
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, rename={"after": "from", "types": "type"}):
-    """Which events, and from where on; the new ones unless told otherwise."""
+    """The choice of events, and where to begin; without a beginning, only new events."""
 
     types: list[str] = []  #: only events of these types, as `completed`; repeat it
     queue: str | None = None
     task: str | None = None
     job: str | None = None  #: a whole job id
     after: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: begin with this stream sequence; 1: the first
-    since: datetime | None = None  #: begin with what was stored from this time on, RFC 3339
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100  #: lines of `application/x-ndjson`, at most
-    wait: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MAX_S)] = 0  #: the same: seconds to wait for the first
+    since: datetime | None = None  #: begin with the first event stored at this time or later, RFC 3339
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100  #: most lines of `application/x-ndjson`
+    wait: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MAX_S)] = 0  #: seconds that NDJSON waits for a line
 
 
 async def list_events(asked: ApiRequest, *, query: EventQuery) -> StreamedAnswer | Raw:
-    """Stream events as they are stored (`text/event-stream`), or give some of them, a line each (`application/x-ndjson`).
+    """Stream events as they are stored (`text/event-stream`), or return some of them as lines (`application/x-ndjson`).
 
-    `Last-Event-ID` goes on after an event, on any gateway: nothing is missed and nothing comes twice.
+    With `Last-Event-ID` the answer begins after that event, on any gateway: no event is missed or repeated.
     """
     choice = chosen_events(query.types, queue=query.queue, task=query.task, job=query.job)
     start = _start(asked, query)
@@ -56,7 +56,7 @@ async def list_events(asked: ApiRequest, *, query: EventQuery) -> StreamedAnswer
 
 
 def shown_to(asked: ApiRequest) -> Shown:
-    """Return the check whether the caller may see an event; one of no job needs the right to see all jobs."""
+    """Return a check whether the caller may see an event; an event of no job needs the right to see all jobs."""
     principal = asked.principal
     sees_all = principal.may("view", "*", "*")
 
@@ -79,7 +79,7 @@ async def _streamed(asked: ApiRequest, parts: AsyncGenerator[bytes, None]) -> St
 
 
 async def stream_job(asked: ApiRequest, held: JobAtMoment) -> StreamedAnswer | Answer:
-    """Stream the events of a job until it has ended; answer 204 to a reader that has seen the end, so that it stops.
+    """Stream the events of a job until it has ended; answer 204 to a reader that has seen the end, which makes it stop.
 
     Raises: ProblemError for a past moment, which has no stream, and where too many streams are open.
     """
@@ -96,7 +96,7 @@ async def stream_job(asked: ApiRequest, held: JobAtMoment) -> StreamedAnswer | A
     feed, choice = asked.gateway.feed, chosen_events(queue=held.job.queue, job=held.job.id)
     view = fold(held.history)
 
-    def is_last(kept: FeedEvent) -> bool:  # an earlier end than the newest event was undone since
+    def is_last(kept: FeedEvent) -> bool:  # an end before the newest event was undone later
         nonlocal view
         if isinstance(kept.message, StoredEvent) and kept.sequence > view.last_sequence:
             view = fold([kept.message], view)
@@ -134,7 +134,7 @@ async def _lines(
     query: EventQuery,
     hidden: Hidden,
 ) -> Raw:
-    """Return up to `limit` lines; send the answer's `Last-Event-ID` with the next request."""
+    """Return up to `limit` lines; the next request sends the `Last-Event-ID` of this answer."""
     found: list[FeedEvent] = []
     position, feed = 0, asked.gateway.feed
     feed.require_open()

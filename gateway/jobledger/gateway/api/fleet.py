@@ -1,4 +1,4 @@
-"""Workers, tasks, locks, what hurts, subscriptions, and the ledger itself: all of it as it is now."""
+"""Workers, tasks, locks, diagnoses, subscriptions, and the ledger itself: all at the present moment."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a task, as the last worker said that started with it."""
+    """A task as the last worker announced it that started with it."""
 
     name: str
-    queue: str  #: where its jobs go unless their enqueuer says otherwise
+    queue: str  #: queue of its jobs, unless their enqueuer chooses another
     text: str  #: the docstring of its function, "" without
-    input: Any  #: JSON Schema of its input; true, which lets anything through, where that is not known
-    worker: str  #: the worker that said so
+    input: Any  #: JSON Schema of its input; true (any value) where it is not known
+    worker: str  #: the worker that announced it
     announced_at: datetime  #: by that worker's clock
-    versions: tuple[str, ...] | None  #: of a workflow; null: it is none
-    workers: int  #: how many living workers have it; those with very many tasks do not say
+    versions: tuple[str, ...] | None  #: versions of a workflow; null: the task is no workflow
+    workers: int  #: living workers that have it; workers with very many tasks are not counted
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocksQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How many locks."""
+    """The number of locks to list."""
 
     limit: Limit = 100
 
@@ -65,10 +65,10 @@ class Locks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnoses(msgspec.Struct, frozen=True, kw_only=True):
-    """What hurts, what stands still in front."""
+    """The diagnoses of the ledger; a standstill comes first."""
 
     items: list[Diagnosis]
-    position: AnswerPosition  #: of the rows that tell most of it
+    position: AnswerPosition  #: position of the rows that most diagnoses were read from
 
 
 class Subscriptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,20 +78,20 @@ class Subscriptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerShown(msgspec.Struct, frozen=True, kw_only=True):
-    """How the ledger is."""
+    """The state of the ledger."""
 
     environment: str
-    first_sequence: int  #: of the oldest event; above 1 an archive holds what was before
+    first_sequence: int  #: stream sequence of the oldest event; above 1, an archive holds the events before
     last_sequence: int
     stored_bytes: int
-    head_hash: str  #: hex sha256 of the newest event of all; "" without one
-    audited: AuditState  #: how far it is sealed, and when it was checked and archived last
+    head_hash: str  #: hex sha256 of the newest event; "" without one
+    audited: AuditState  #: how far the ledger is sealed, and when it was checked and archived last
     projection: ProjectionStatus  #: how far the lists are behind
     connected: bool
 
 
 async def show_workers(asked: ApiRequest) -> Workers:
-    """List who works."""
+    """List the workers."""
     return Workers(items=workers_for(asked.principal, await list_workers(asked.gateway.ledger)))
 
 
@@ -105,7 +105,7 @@ async def list_tasks(asked: ApiRequest) -> Tasks:
 
 
 async def show_task(asked: ApiRequest, task: str) -> TaskShown:
-    """Show what is known of a task: its queue, its words, and the JSON Schema of its input."""
+    """Show a task: its queue, its description, and the JSON Schema of its input."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
     found = await find_task(ledger.inbox, ledger.names, task)
@@ -139,7 +139,7 @@ async def show_locks(asked: ApiRequest, *, query: LocksQuery) -> Locks:
 
 
 async def list_diagnoses(asked: ApiRequest) -> Diagnoses:
-    """Tell what hurts at this moment: each with what it is about, since when, and what to do."""
+    """List the diagnoses at this moment: what each is about, since when, and what to do."""
     async with asked.gateway.projection.opened() as view:
         found = diagnoses_for(
             asked.principal, await diagnose(asked.gateway.ledger, view, asked.principal.scope.queues)
@@ -149,7 +149,7 @@ async def list_diagnoses(asked: ApiRequest) -> Diagnoses:
 
 
 async def list_subscriptions(asked: ApiRequest) -> Subscriptions:
-    """List the durable subscriptions: what they read, and how far they are behind."""
+    """List the durable subscriptions: the events that they read, and how far they are behind."""
     asked.principal.require_everywhere("view")
     found = await asked.gateway.ledger.subscriptions()
     return Subscriptions(items=list(map(subscription_shown, found)))
@@ -162,7 +162,7 @@ async def delete_subscription(asked: ApiRequest, name: str) -> SubscriptionShown
 
 
 async def show_ledger(asked: ApiRequest) -> LedgerShown:
-    """Show how the ledger is: its ends, its seals, and how far the lists are behind."""
+    """Show the state of the ledger: its ends, its seals, and how far the lists are behind."""
     gateway = asked.gateway
     ledger = gateway.ledger
     head = await ledger.log.head()
@@ -183,7 +183,7 @@ async def show_ledger(asked: ApiRequest) -> LedgerShown:
 
 
 async def verify_now(asked: ApiRequest) -> Answer:
-    """Check the whole ledger, as a job whose result is the verdict; while one waits or runs, that one is given."""
+    """Check the whole ledger by a job whose result is the verdict; return the job that waits or runs already."""
     asked.principal.require_everywhere("manage")
     handle = await begin_check(asked.gateway.ledger, asked.principal.name)
     return await added(asked, handle, await existing(asked, handle))

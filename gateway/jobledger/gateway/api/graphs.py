@@ -1,4 +1,4 @@
-"""Graphs of tasks by their names: jobs that wait for each other and pass their results on, begun as one run."""
+"""Graphs by the names of their tasks: jobs that wait for each other and pass results on, begun as one run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from jobledger.ledger.tasks import TaskWithOptions
 class NewGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A graph to begin."""
 
-    id: str | None = None  #: of its job; the same id again begins nothing, and gives the one that is there
+    id: str | None = None  #: id of its job; a repeat of the id begins nothing, and returns the existing job
 
 
 async def begin_graph(asked: ApiRequest, *, body: NewGraph) -> Answer:
-    """Begin a graph as one job, whose result has those of its nodes by name.
+    """Begin a graph as one job, whose result holds the results of its nodes by name.
 
-    Its job is in queue `jobledger`. Who asks must be allowed to add each node's job where it would be.
+    Its job is in queue `jobledger`. The caller needs the right to add each node's job to its queue.
     """
     ledger, principal = asked.gateway.ledger, asked.principal
     for named in body.nodes:
@@ -65,7 +65,7 @@ async def begin_graph(asked: ApiRequest, *, body: NewGraph) -> Answer:
 
 
 async def _require_graph(asked: ApiRequest, held: JobAtMoment, spec: GraphSpec, *, is_keyed: bool) -> None:
-    """Refuse an id that is not a graph's, and one that began another graph than `spec`.
+    """Refuse the id of a job that is no graph, or that is another graph than `spec`.
 
     Raises: ProblemError (DUPLICATE; IDEMPOTENCY_KEY_REUSED where a key named it), InputMismatchError.
     """

@@ -23,7 +23,7 @@ from jobledger.ledger.model.subjects import JobRef
 class JobRan(JobNow, frozen=True, kw_only=True):
     """A job after an attempt that ran in the gateway."""
 
-    #: What its task returned, of one that completed; left out for who may not see payloads, and where it is large.
+    #: Value that its task returned, if it completed; left out if it is large, or if the caller may not see payloads.
     result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -47,7 +47,7 @@ async def run_job(asked: ApiRequest, queue: str, id: str, *, body: WithReason) -
 
 
 def no_app() -> ProblemError:
-    """Return why this gateway runs no job."""
+    """Return the refusal of a gateway that runs no jobs."""
     return ProblemError(
         "NO_APP", "this gateway has no code of tasks: start it with --app MODULE, or let a worker run the job"
     )

@@ -1,4 +1,4 @@
-"""One job: what it is now or was at a past moment, its events, its trail, what it waits for, its input and result."""
+"""One job, now or at a past moment: its state, events, trail, obstacles, input and result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class JobAttempts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def show_job(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
-    """Show a job with its attempts and every event, read from its chain and so never stale."""
+    """Show a job with its attempts and every event, read from its chain, so never stale."""
     return await _shown(asked, queue, id, query)
 
 
@@ -75,11 +75,11 @@ async def _shown(asked: ApiRequest, queue: str | None, job_id: str, query: Past)
 
 
 async def _ended(asked: ApiRequest, held: JobAtMoment, query: Past) -> JobAtMoment:
-    """Wait for the end of a job where that was asked for; return it as it is then."""
+    """Wait for the end of a job if that was asked for; return the job as it is then."""
     if asked.wait_s is None or held.then is not None or held.job.is_final:
         return held
     async with asked.waiting(asked.wait_s):
-        await wait_for_end(asked.gateway.feed, asked.gateway.ledger, held.ref)  # else it is told as it is
+        await wait_for_end(asked.gateway.feed, asked.gateway.ledger, held.ref)  # else it is shown as it is
     return await read_job(asked, held.job.queue, held.job.id, query)
 
 
@@ -102,7 +102,7 @@ async def list_attempts(asked: ApiRequest, queue: str, id: str, *, query: Past) 
 
 
 async def tell_trail(asked: ApiRequest, queue: str, id: str, *, query: Past) -> TrailShown:  # noqa: A002
-    """Tell what happened to a job: who did what and when, what it waited for and how long."""
+    """Tell the history of a job: who did what and when, what the job waited for and how long."""
     ledger, held = asked.gateway.ledger, await read_job(asked, queue, id, query)
     check = await check_history(ledger.log, held.history)
     states = await states_of(payload_places(ledger, ledger.log), held.history)
@@ -135,7 +135,7 @@ async def get_input(asked: ApiRequest, queue: str, id: str, *, query: Past) -> R
 
 
 async def get_result(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Raw | Answer:  # noqa: A002
-    """Return a job's result as JSON; of a run that was continued in other runs, the result of the last one."""
+    """Return a job's result as JSON; for a run that was continued in other runs, the result of the last one."""
     ledger = asked.gateway.ledger
     held = await _ended(asked, await read_job(asked, queue, id, query, "payloads"), query)
     for _ in range(_SUCCESSORS_MAX):
@@ -177,14 +177,14 @@ def _no_result(job: Job) -> ProblemError:
 
 
 class LogsAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which lines are asked for; all where nothing is given."""
+    """The choice of log lines; all lines if nothing is given."""
 
     attempt: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: from 1
-    step: str | None = None  #: of a run
+    step: str | None = None  #: key of a run's step
 
 
 async def get_logs(asked: ApiRequest, queue: str, id: str, *, query: LogsAsked) -> Answer:  # noqa: A002
-    """Return what the attempts of a job logged, as far as it is kept."""
+    """Return the log lines of a job's attempts, as far as they are kept."""
     held = await read_job(asked, queue, id, permission="payloads")
     handle = asked.gateway.ledger.handle_of(held.ref)
     return Answer(value=await handle.logs(attempt=query.attempt, step=query.step), headers=_FRESH)

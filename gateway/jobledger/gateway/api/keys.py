@@ -1,4 +1,4 @@
-"""Who asks, and what they may do. Keys themselves are declared in `jobledger.admin.verbs.keys`."""
+"""The caller, and the caller's rights. Acts on keys are declared in `jobledger.admin.verbs.keys`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jobledger.ledger.model.rights.grants import Permission
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what they may do."""
+    """The caller, and the caller's rights."""
 
-    name: str  #: what events say in `by`
-    key: str  #: the id of the key, "" for who came without one
+    name: str  #: the name that events have in `by`
+    key: str  #: the id of the key, "" for a caller without one
     permissions: tuple[Permission, ...]
     queues: tuple[str, ...]  #: patterns of queues' names; none: every queue
     tasks: tuple[str, ...]  #: patterns of tasks' names; none: every task
 
 
 async def show_me(asked: ApiRequest) -> Me:
-    """Return who asks."""
+    """Return the caller and their rights."""
     principal, scope = asked.principal, asked.principal.scope
     return Me(
         name=principal.name,

@@ -1,4 +1,4 @@
-"""Limits and unique keys: which there are, who holds them, and changing them."""
+"""Limits and unique keys: lists of them, their holders, and a simulation of other limits."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _SIMULATED_MAX: Final = timedelta(days=1)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits, a line also for each key that differs."""
+    """The limits, and a line for each key with terms of its own."""
 
     items: list[LimitListed]
-    missing: list[LimitMissing]  #: named by jobs, and defined by nobody: those jobs wait
+    missing: list[LimitMissing]  #: limits that jobs name and nobody defined: these jobs wait
     position: AnswerPosition
 
 
@@ -48,7 +48,7 @@ class Simulation(
     forbid_unknown_fields=True,
     rename={"begin": "from", "end": "to"},
 ):
-    """Which span of time is looked at again, and with which limits."""
+    """The span of time to simulate, and the limits to try."""
 
     begin: datetime
     end: datetime
@@ -63,7 +63,7 @@ class UniqueKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeysQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How many keys."""
+    """The number of keys to list."""
 
     limit: Limit = 50
 
@@ -78,7 +78,7 @@ async def list_limits(asked: ApiRequest, *, query: Look) -> Limits:
 
 async def show_one_limit(asked: ApiRequest, limit: str) -> LimitShown:
     """Show a limit, or one key of it: its terms, who set them, which jobs hold it and which wait for it."""
-    asked.principal.require_everywhere("view")  # it names jobs of whatever queue
+    asked.principal.require_everywhere("view")  # the answer names jobs of any queue
     ledger = asked.gateway.ledger
     held = await limit_now(ledger, limit)
     if not asked.principal.is_everywhere:  # jobs of any queue and task hold it
@@ -88,7 +88,7 @@ async def show_one_limit(asked: ApiRequest, limit: str) -> LimitShown:
 
 
 async def simulate(asked: ApiRequest, *, body: Simulation) -> SimulatedWaits:
-    """Tell how long the jobs of a span of time would have waited with other limits; changes nothing."""
+    """Tell how long the jobs of a span of time would have waited with other limits; change nothing."""
     asked.principal.require_everywhere("view")
     ledger = asked.gateway.ledger
     begin, end = aware("from", body.begin), aware("to", body.end)
@@ -111,7 +111,7 @@ async def list_unique_keys(asked: ApiRequest, task: str, *, query: KeysQuery) ->
 
 
 async def show_unique_key(asked: ApiRequest, task: str, key: str) -> KeyShown:
-    """Show who holds one unique key."""
+    """Show the job that holds one unique key."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
     found = await find_key(ledger.log, task, check_token("key", key), now=ledger.clock.now())

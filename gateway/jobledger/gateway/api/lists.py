@@ -1,4 +1,4 @@
-"""Jobs by filter, page by page; dead letters, one by one and by cause; and what people did."""
+"""Lists: jobs by filter, page by page; dead letters, one by one and by cause; acts of people."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from jobledger.projections.tables.acts import ActName
 
 
 class EnqueuerFilter(Look, frozen=True, kw_only=True):
-    """Which jobs, by what their enqueuers said of them."""
+    """A filter of jobs by the words of their enqueuers."""
 
     tenant: str | None = None
     correlation: str | None = None
-    created_by: str | None = None  #: who asked for the job
-    metadata: tuple[str, ...] = ()  #: each as `key=value`; repeat it
-    limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
-    owner: str | None = None  #: whose data they hold, as `person:17`
+    created_by: str | None = None  #: the principal who enqueued the job
+    metadata: tuple[str, ...] = ()  #: each as `key=value`; may be repeated
+    limited_by: str | None = None  #: `name:key`, or a name alone for any key
+    owner: str | None = None  #: owner of the data in the job, as `person:17`
 
     def said(self) -> SaidFilter:
         """Return the condition. Raises: ProblemError, InvalidInputError, InvalidTokenError."""
@@ -57,26 +57,26 @@ class EnqueuerFilter(Look, frozen=True, kw_only=True):
 
 
 class Which(EnqueuerFilter, frozen=True, kw_only=True):
-    """Which jobs."""
+    """A filter of jobs."""
 
-    state: tuple[JobState, ...] = ()  #: any of these; repeat it
+    state: tuple[JobState, ...] = ()  #: one of these states; may be repeated
     queue: str | None = None
     task: str | None = None
     since: datetime | None = None  #: enqueued at this time or later
     until: datetime | None = None  #: enqueued before this
     trace_id: str | None = None  #: 32 hexadecimal digits
     batch: str | None = None
-    id: str | None = None  #: what the job's id begins with
-    error_type: str | None = None  #: of the newest failure
-    fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
-    input: tuple[str, ...] = ()  #: each as `field=value` or `/pointer=value`; repeat it; needs `payloads`
+    id: str | None = None  #: beginning of the job's id
+    error_type: str | None = None  #: error type of the newest failure
+    fingerprint: str | None = None  #: whole or a prefix; only dead letters have one
+    input: tuple[str, ...] = ()  #: `field=value` or `/pointer=value`; may be repeated; needs `payloads`
     q: str | None = (
-        None  #: a search, `tenant:acme state:dead since:2h`, as docs/search.md has it; all else holds as well
+        None  #: a search such as `tenant:acme state:dead since:2h` (docs/search.md); the other filters count as well
     )
-    members: bool = False  #: the children of runs, too; those of a run that is named always
+    members: bool = False  #: also the children of runs; of a run that is named they always count
 
     async def filter(self, asked: ApiRequest, view: View) -> JobFilter:
-        """Return the condition, within what the asker may see.
+        """Return the condition, limited to jobs that the asker may see.
 
         Raises: AccessDeniedError, ProblemError, ProjectionConfigError.
         """
@@ -90,7 +90,7 @@ class Which(EnqueuerFilter, frozen=True, kw_only=True):
         return chosen
 
     def _parameters(self, asked: ApiRequest) -> JobFilter:
-        """Return what each parameter but `q` says."""
+        """Return the condition of each parameter but `q`."""
         return JobFilter(
             states=tuple(state.value for state in self.state),
             queue=None if self.queue is None else check_token("queue", self.queue),
@@ -111,28 +111,28 @@ class Which(EnqueuerFilter, frozen=True, kw_only=True):
 
 
 class JobsQuery(Which, frozen=True, kw_only=True):
-    """Which jobs, and which page of them."""
+    """A filter of jobs, and a page of them."""
 
     order: Order = "newest"
     limit: Limit = 50
-    after: str | None = None  #: `next` of the page before
+    after: str | None = None  #: `next` of the previous page
 
 
 class DeadLettersQuery(EnqueuerFilter, frozen=True, kw_only=True):
-    """Which dead letters; the times are those of their deaths."""
+    """A filter of dead letters; its times are the times of death."""
 
     queue: str | None = None
     task: str | None = None
     reason: DeadReason | None = None
-    fingerprint: str | None = None  #: or a prefix of it
+    fingerprint: str | None = None  #: whole or a prefix
     since: datetime | None = None
     until: datetime | None = None
-    q: str | None = None  #: a search as of `GET /v1/jobs`; its times are those of their deaths, too
+    q: str | None = None  #: a search as in `GET /v1/jobs`; its times are times of death, too
     limit: Limit = 50
-    after: str | None = None  #: `next` of the page before
+    after: str | None = None  #: `next` of the previous page
 
     def filter(self, asked: ApiRequest, view: View) -> DeadLetterFilter:
-        """Return the condition, within what the asker may see.
+        """Return the condition, limited to jobs that the asker may see.
 
         Raises: AccessDeniedError, ProblemError, ProjectionConfigError.
         """
@@ -155,15 +155,15 @@ class DeadLettersQuery(EnqueuerFilter, frozen=True, kw_only=True):
 
 
 class ActsQuery(Look, frozen=True, kw_only=True):
-    """Which acts."""
+    """A filter of acts."""
 
-    by: str | None = None  #: one actor
+    by: str | None = None  #: name of the actor
     act: ActName | None = None
     queue: str | None = None
-    job: str | None = None  #: one job's id
+    job: str | None = None  #: id of a job
     since: datetime | None = None
     limit: Limit = 50
-    after: str | None = None  #: `next` of the page before
+    after: str | None = None  #: `next` of the previous page
 
 
 def _pairs(name: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -182,7 +182,7 @@ def _text(at: datetime | None) -> str | None:
 
 
 async def list_all_jobs(asked: ApiRequest, *, query: JobsQuery) -> Answer:
-    """List jobs, a page at a time; pages follow each other without gap or repeat while jobs come and change."""
+    """List jobs, a page at a time; pages neither miss nor repeat a job, even while jobs come and change."""
     async with looking(asked, query) as (view, _):
         chosen = await query.filter(asked, view)
         page = await list_jobs(view, chosen, cursor=query.after, limit=query.limit, order=query.order)
@@ -223,7 +223,7 @@ async def show_dead_letter(asked: ApiRequest, queue: str, id: str, *, query: Pas
 
 
 async def list_acts(asked: ApiRequest, *, query: ActsQuery) -> Answer:
-    """List what people did to jobs: cancel, retry, reschedule, requeue, discard, with actor and reason."""
+    """List acts of people on jobs (cancel, retry, reschedule, requeue, discard) with actor and reason."""
     chosen = ActFilter(
         by=query.by,
         act=query.act,

@@ -24,13 +24,13 @@ from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import Moment
 
-#: Of every endpoint about one job.
+#: Problem codes of every endpoint about one job.
 PROBLEMS = ("JOB_NOT_FOUND", "ARCHIVED", "LEDGER_DAMAGED")
 NOW = Past()
 
 
 class JobAtMoment(NamedTuple):
-    """A job, and the events that it is made of, without the names of jobs that the asker may not see."""
+    """A job with its events, without the names of jobs that the asker may not see."""
 
     job: Job
     history: list[StoredEvent]
@@ -38,7 +38,7 @@ class JobAtMoment(NamedTuple):
 
     @property
     def ref(self) -> JobRef:
-        """Its name."""
+        """The reference of the job."""
         return JobRef(queue=self.job.queue, job_id=self.job.id)
 
 
@@ -47,12 +47,12 @@ class Asker(Protocol):
 
     @property
     def gateway(self) -> Gateway:
-        """What the handlers share."""
+        """The gateway that handles the request."""
         ...
 
     @property
     def principal(self) -> Principal:
-        """Who asks."""
+        """The caller."""
         ...
 
 
@@ -78,7 +78,7 @@ async def read_job(
     queues = {stored.event.queue for stored in history}
     if len(queues) > 1:
         raise AmbiguousIdError(job_id, sorted(f"{each}/{job_id}" for each in queues))
-    first = history[0].event  # first: the error for a moment before the job would reveal the job
+    first = history[0].event  # before the moment's errors, which would reveal the job
     asked.principal.require_about(permission, first.queue, first.task, JobNotFoundError(job_id))
     then = None if past is None else await past.moment(ledger.log, ledger.clock)
     if then is not None:
@@ -90,7 +90,7 @@ async def read_job(
 
 
 def _seen(asked: Asker, history: list[StoredEvent]) -> list[StoredEvent]:
-    """Return the events of jobs that the asker may see: the others stay unknown, with their queue and task."""
+    """Return the events of jobs that the asker may see; queue and task of other jobs stay unknown."""
     may = asked.principal.may
     return [stored for stored in history if may("view", stored.event.queue, stored.event.task)]
 

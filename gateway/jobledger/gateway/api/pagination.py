@@ -1,4 +1,4 @@
-"""Lists that are read from the projection: as they are or were, and the address of the next page."""
+"""Lists that are read from the projection, now or at a past moment, and the address of the next page."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jobledger.admin.rows import AnswerPosition, View
 from jobledger.gateway.api.parameters import Look
 from jobledger.gateway.http.asked import ApiRequest
 
-#: Of every list that has a past.
+#: Problem codes of every list that can show the past.
 READ = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY")
 
 
 @contextlib.asynccontextmanager
 async def looking(asked: ApiRequest, query: Look) -> AsyncGenerator[tuple[View, AnswerPosition], None]:
-    """Open the rows for the length of a block, as they are or were.
+    """Open the rows for the length of a block, as they are now or were at a past moment.
 
     Raises: ProblemError, ProjectionError, UnreachableError.
     """
@@ -24,7 +24,7 @@ async def looking(asked: ApiRequest, query: Look) -> AsyncGenerator[tuple[View, 
 
 
 def next_page(asked: ApiRequest, cursor: str | None) -> dict[str, str]:
-    """Return the header that names the next page; none where there is none."""
+    """Return the header that names the next page; no header on the last page."""
     if cursor is None:
         return {}
     url = asked.request.url.include_query_params(after=cursor)

@@ -1,4 +1,4 @@
-"""What several endpoints take in the same form: a moment of the past, a page of a list, a reason."""
+"""Parameters that several endpoints share: a moment of the past, a page of a list, a reason."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jobledger.gateway.problems import ProblemError
 PAGE_MAX: Final = 500
 _SEQUENCE = Annotated[int, msgspec.Meta(ge=0)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
-#: What a person says of an act.
+#: The reason of an act.
 Text = Annotated[str, msgspec.Meta(max_length=2_000)]
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A moment of the past; the present where neither is given."""
+    """A moment of the past; the present if neither field is given."""
 
-    at: datetime | None = None  #: by the clock of the server, RFC 3339
-    sequence: _SEQUENCE | None = None  #: after this event of the ledger
+    at: datetime | None = None  #: moment by the clock of the server, RFC 3339
+    sequence: _SEQUENCE | None = None  #: stream sequence of the last event before the moment
 
     def as_of(self) -> AsOf | None:
         """Return the moment, None for the present. Raises: ProblemError."""
@@ -33,19 +33,19 @@ class Past(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Look(Past, frozen=True, kw_only=True):
-    """When a list is looked at."""
+    """The moment that a list shows."""
 
-    min_sequence: _SEQUENCE = 0  #: wait until the list has this event: that is how one reads what one wrote
+    min_sequence: _SEQUENCE = 0  #: wait until the list has this event, so that a client finds its own write
 
 
 class WithReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a person acts."""
+    """The reason of an act."""
 
-    reason: Text = ""  #: kept in the ledger with who acted
+    reason: Text = ""  #: stored in the ledger with the actor
 
 
 def aware(name: str, at: datetime | None) -> datetime | None:
-    """Return a time that was given, in UTC. Raises: ProblemError for one without a zone, or out of UTC's range."""
+    """Return a given time in UTC. Raises: ProblemError for a time without a zone, or out of UTC's range."""
     if at is None:
         return None
     if at.tzinfo is None:

@@ -1,4 +1,4 @@
-"""The place where a gateway does verbs: for a caller, within their rights, on the version that they have seen."""
+"""The place where a gateway does verbs: with the caller's rights, on the version that the caller has seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 
-# `If-Match`: an act that is stored only if the job has not changed since the caller saw it.
+# `If-Match`: an act is stored only if the job has not changed since the caller saw it.
 
 
 def acting_on(ledger: Ledger, ref: JobRef, sequence: int | None) -> Ledger:
@@ -46,7 +46,7 @@ def require_at(wanted: int, sequence: int) -> None:
 class _PinnedLog:
     """A log that refuses an append to one chain, unless the append expects the wanted sequence.
 
-    All else is done by the log behind it.
+    Everything else is done by the log behind it.
     """
 
     def __init__(self, log: Log, chain: str, sequence: int) -> None:
@@ -82,7 +82,7 @@ class GatewayPlace(Place):
     """One request to a gateway, as verbs see it."""
 
     def __init__(self, asker: Asker, *, trace: str = "", if_match: int | None = None) -> None:
-        """`if_match`: the sequence that the act was decided on, None for any."""
+        """`if_match`: sequence of the version that the act is decided on; None for any."""
         super().__init__(asker.gateway.ledger, asker.gateway.rows, asker.principal, trace)
         self._asker = asker
         self._if_match = if_match
@@ -100,8 +100,8 @@ class GatewayPlace(Place):
     ) -> Job:
         """Act on the job of an address, whose events are stored only where `If-Match` allows it.
 
-        Raises: AccessDeniedError; JobNotFoundError, also for who may not see the job; ProblemError for one that is
-            archived, and where `If-Match` does not hold; what `act` raises.
+        Raises: AccessDeniedError; JobNotFoundError, also if the caller may not see the job; ProblemError for one that
+            is archived, and if `If-Match` does not hold; the errors of `act`.
         """
         if queue is None:
             raise InvalidInputError("name the queue of the job: an address has both")

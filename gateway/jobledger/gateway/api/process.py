@@ -12,12 +12,12 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 
 async def healthz(_asked: ApiRequest) -> Raw:
-    """Say that the process answers; nothing else is looked at."""
+    """Say that the process answers; check nothing else."""
     return Raw(data=b"ok\n", media=_TEXT)
 
 
 async def readyz(asked: ApiRequest) -> Raw:
-    """Say whether requests are to come here: connected, not behind, not stopping."""
+    """Say whether this process should get requests: it is connected, not behind, and not stopping."""
     reason = "" if asked.gateway.health is None else await asked.gateway.health.why_not_ready()
     if reason:
         raise ProblemError("NOT_READY", reason)

@@ -1,4 +1,4 @@
-"""Queues: what they hold, who paused them, and the figures of what happened in them."""
+"""Queues: their jobs, their pauses, and figures of their past."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPANS_MAX: Final = 1_500
 
 
 class QueueQuery(Look, frozen=True, kw_only=True):
-    """Which queues."""
+    """The form of the list of queues."""
 
     by_priority: bool = False  #: an item for each priority of a queue
 
@@ -48,62 +48,62 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(WithReason, frozen=True, kw_only=True):
-    """How a queue is paused."""
+    """A pause of a queue."""
 
-    until: datetime | None = None  #: left out: until somebody resumes it
-    interrupt: bool = False  #: give attempts that run back, too; they do not count
+    until: datetime | None = None  #: end of the pause; left out: until it is resumed
+    interrupt: bool = False  #: also give back attempts that run; these do not count as tries
 
 
 class DrainState(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a paused queue still runs."""
+    """The part of a paused queue that still runs."""
 
     queue: str
     pause: PauseShown | None
     running: int  #: jobs on workers that live
-    workers: int  #: how many these are
-    lost: int  #: jobs of workers that are gone: they are taken over when the queue is resumed
+    workers: int  #: number of these workers
+    lost: int  #: jobs of workers that are gone; others take them over when the queue is resumed
 
 
 class StatsQuery(Look, frozen=True, kw_only=True):
-    """Of which jobs."""
+    """A filter of the jobs that are counted."""
 
     queue: str | None = None
     task: str | None = None
 
 
 class BucketsQuery(StatsQuery, frozen=True, kw_only=True):
-    """Of which jobs, and of which time."""
+    """A filter of the jobs that are counted, and a range of time."""
 
-    since: datetime | None = None  #: begin with the span of time that this lies in
+    since: datetime | None = None  #: begin with the span that contains this time
     until: datetime | None = None  #: end before this
     step_s: Annotated[int, msgspec.Meta(ge=60, multiple_of=60)] = 60  #: length of a span: whole minutes
     limit: Annotated[int, msgspec.Meta(ge=1, le=_BUCKETS_MAX)] = 1_000
 
 
 class RatesQuery(StatsQuery, frozen=True, kw_only=True):
-    """Of which jobs, and of which time."""
+    """A filter of the jobs that are counted, and a range of time."""
 
-    since: datetime | None = None  #: begin with the minute that this lies in; an hour before `until` else
-    until: datetime | None = None  #: end before this; else with this minute
+    since: datetime | None = None  #: begin with the minute of this time; left out: an hour before `until`
+    until: datetime | None = None  #: end before this time; left out: with this minute
     step_s: Annotated[int, msgspec.Meta(ge=60, multiple_of=60)] = 60  #: length of a span: whole minutes
 
 
 class WantedQuery(Look, frozen=True, kw_only=True):
-    """Of what workers, and how soon."""
+    """The size of the workers, and the time limit for waiting jobs."""
 
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (
         CONCURRENCY  #: attempts that one of them runs at once
     )
-    #: Within how many seconds the jobs that wait are to be taken.
+    #: Seconds within which workers are to take the waiting jobs.
     target_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = TARGET_S
 
 
 class WantedWorkers(msgspec.Struct, frozen=True, kw_only=True):
-    """How many workers a queue needs, and of what that follows."""
+    """The number of workers that a queue needs, and the figures that it follows from."""
 
     queue: str
     workers: int
-    slots: float  #: attempts at once
+    slots: float  #: attempts that have to run at once
     waiting: int  #: jobs that a worker could take
     running: int
     enqueued_per_s: float  #: in this minute and the one before
@@ -115,18 +115,18 @@ class WantedWorkers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since the projection begins, by queue and task."""
+    """Counts since the beginning of the projection, by queue and task."""
 
     totals: list[TotalsRow]
-    failures: list[FailureRow]  #: the most frequent of each task first
+    failures: list[FailureRow]  #: the most frequent failures of each task first
     position: AnswerPosition
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in each span of time, the oldest first; spans without events are left out."""
+    """Counts for each span of time, the oldest first; spans without events are left out."""
 
     items: list[BucketRow]
-    next_since: datetime | None  #: where to go on: there is more
+    next_since: datetime | None  #: `since` of the next request; null: there is no more
     position: AnswerPosition
 
 
@@ -154,7 +154,7 @@ async def show_queue(asked: ApiRequest, queue: str, *, query: Look) -> QueueShow
 
 
 async def show_wanted(asked: ApiRequest, queue: str, *, query: WantedQuery) -> WantedWorkers:
-    """Show how many workers a queue needs at this moment, for whoever starts and stops them."""
+    """Show how many workers a queue needs at this moment, for programs that start and stop workers."""
     asked.principal.require("view", check_token("queue", queue))
     asked.principal.require_all_tasks()
     async with looking(asked, query) as (view, place):
@@ -205,7 +205,7 @@ async def drain_queue(asked: ApiRequest, queue: str, *, body: Pause) -> Answer:
 
 
 async def show_stats(asked: ApiRequest, *, query: StatsQuery) -> Stats:
-    """Show what happened to jobs, counted by queue and task."""
+    """Show counts of what happened to jobs, by queue and task."""
     async with looking(asked, query) as (view, place):
         totals = view.store.totals(queue=query.queue, task=query.task)
         failures = view.store.failures(queue=query.queue, task=query.task)
@@ -239,7 +239,7 @@ async def show_rates(asked: ApiRequest, *, query: RatesQuery) -> SpanRates:
 
 
 async def list_buckets(asked: ApiRequest, *, query: BucketsQuery) -> Buckets:
-    """List what happened in each span of time, by queue and task."""
+    """List counts for each span of time, by queue and task."""
     async with looking(asked, query) as (view, place):
         rows = view.store.buckets(
             aware("since", query.since),

@@ -1,4 +1,4 @@
-"""Routes, to which others send webhooks: their definitions, their deliveries, and the requests that were refused."""
+"""Routes, to which other systems send webhooks: definitions, deliveries, and refused requests."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ class Routes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceivedQuery(Look, frozen=True, kw_only=True):
-    """Which deliveries."""
+    """A filter of deliveries."""
 
     limit: Limit = 50
     before: Annotated[int, msgspec.Meta(ge=0)] | None = (
-        None  #: those that were stored before this stream sequence
+        None  #: only deliveries stored before this stream sequence
     )
-    matched: bool | None = None  #: only those that made jobs, or only those that made none
+    matched: bool | None = None  #: true: only deliveries that made jobs; false: only those that made none
 
 
 class ReceivedDeliveries(msgspec.Struct, frozen=True, kw_only=True):
-    """What came in, the newest first."""
+    """Deliveries to a route, the newest first."""
 
     items: list[DeliveryRow]
-    next: int | None  #: what `before` is for the next page; none: there is no more
+    next: int | None  #: `before` of the next page; null: there is no more
     position: AnswerPosition
 
 
 class ChangingRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether to do it, and why."""
+    """A choice between a plan and the change itself, and a reason."""
 
-    plan: bool = False  #: tell what would be, and change nothing
-    reason: Text = ""  #: kept in the ledger with who said so
+    plan: bool = False  #: show the change, and do nothing
+    reason: Text = ""  #: stored in the ledger with the actor
 
 
 class RefusedRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """What this process refused to a route, the newest first, among the newest 200 of all routes."""
+    """Requests to a route that this process refused, the newest first, out of the newest 200 of all routes."""
 
     items: list[RefusedRequest]
 
@@ -84,7 +84,7 @@ async def put_route(
     done = await set_route(
         asked.gateway.ledger, route, definition, reason=query.reason, by=by, plan=query.plan
     )
-    asked.gateway.route_names.add(route)  # who set it may send to it at once
+    asked.gateway.route_names.add(route)  # requests to a new route are accepted at once
     return done
 
 
@@ -96,7 +96,7 @@ async def _definition(asked: ApiRequest, route: str) -> RouteDefinition | None:
 
 
 async def list_deliveries(asked: ApiRequest, route: str, *, query: ReceivedQuery) -> ReceivedDeliveries:
-    """List what came in to a route."""
+    """List the deliveries to a route."""
     asked.principal.require_everywhere("view")
     async with looking(asked, query) as (view, place):
         items = read_deliveries(

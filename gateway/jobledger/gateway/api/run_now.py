@@ -19,12 +19,12 @@ _LIMIT_MAX: Final = 1_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a request may do."""
+    """Limits of the work of one request."""
 
-    queue: str | None = None  #: left out: the queues of the tasks that the gateway has
-    limit: Annotated[int, msgspec.Meta(ge=1, le=_LIMIT_MAX)] = 100  #: attempts
+    queue: str | None = None  #: a queue; left out: the queues of the gateway's tasks
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_LIMIT_MAX)] = 100  #: the most attempts
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=WAIT_MAX_S)] = (
-        30.0  #: then what runs gets a moment, and is given back
+        30.0  #: seconds; then running attempts get a moment to end, and are given back
     )
 
 
@@ -44,7 +44,7 @@ async def _run(asked: ApiRequest, budget: Budget) -> BudgetResult:
         raise no_app()
     if budget.queue is not None:
         principal.require("run", check_token("queue", budget.queue))
-    # A queue that is named may hold jobs of any task. What somebody may not see is not named in the refusal.
+    # A named queue may hold jobs of any task. The refusal must not name a task that the caller may not see.
     places = [(None if budget.queue is not None else task.defaults.queue, task.name) for task in tasks]
     if not all(principal.may("run", *place) for place in places):
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""Runs: jobs whose task records steps. Their steps, what lies below them, signals, reruns, workflows and tables."""
+"""Runs: jobs whose task records steps. Their steps, child jobs, signals, reruns, workflows and tables."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _Key = Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)]
 
 
 class StepsQuery(Past, frozen=True, kw_only=True):
-    """When, and what of the steps."""
+    """The moment to show, and whether to include values of the steps."""
 
-    results: bool = False  #: their inputs and results as well; needs `payloads`
+    results: bool = False  #: include inputs and results of the steps; needs `payloads`
 
 
 class SignalQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which signal it is."""
+    """The id of a signal."""
 
-    id: _Key = ""  #: the same word twice is the same signal: it counts once
+    id: _Key = ""  #: name of this signal: sent twice, it counts once
 
 
 class SignalAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,69 +54,69 @@ class SignalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     signal: str
     signal_id: str
-    is_new: bool  #: False: it was sent one of that id before, and nothing was changed
+    is_new: bool  #: False: a signal of this id was sent before, and nothing was changed
 
 
 class NewRerun(WithReason, frozen=True, kw_only=True, rename={"from_step": "from"}):
-    """How a run is begun again."""
+    """The options of a rerun."""
 
-    from_step: _Key | None = None  #: key of the first step that is executed; those before are copied
-    failed: bool = False  #: instead: copy every step and child that completed, and execute only the others
-    at: datetime | None = None  #: take the run as it was at this moment by the server's clock
-    input: dict[str, Any] | None = None  #: the whole new input; left out: the run's
-    id: str | None = None  #: of the new job; the same id twice makes one
-    plan: bool = False  #: tell what would be copied, and change nothing
+    from_step: _Key | None = None  #: key of the first step to execute; the steps before it are copied
+    failed: bool = False  #: instead of `from_step`: copy all completed steps and children, execute the others
+    at: datetime | None = None  #: begin from the run as of this moment by the server's clock
+    input: dict[str, Any] | None = None  #: the whole new input; left out: the run's input
+    id: str | None = None  #: id of the new job; the same id twice makes one job
+    plan: bool = False  #: show what would be copied, and change nothing
 
 
 class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
     """A step that was recorded."""
 
     step: str
-    sequence: int  #: stream sequence of the event that records it
+    sequence: int  #: stream sequence of the event that records the step
 
 
 class ChildrenSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose children begin again, except those that completed."""
+    """A step whose children run again, except completed ones."""
 
     step: str
-    children: int  #: how many completed, and are copied
+    children: int  #: completed children, which are copied
 
 
 class RerunAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A run that begins again, or would."""
 
-    id: str | None  #: of the new job; None: it was only planned
+    id: str | None  #: id of the new job; null: it was only planned
     queue: str
-    created: bool  #: False: it was only planned, or is there already
+    created: bool  #: False: it was only planned, or existed before
     rerun_of: RerunOf | None
-    copied: list[StepSaid]  #: of a plan: the steps that would be copied
-    children_copied: list[ChildrenSaid] = []  #: of a plan: the steps whose completed children would be copied
-    again: list[str]  #: of a plan: keys of the recorded steps that would be executed again
+    copied: list[StepSaid]  #: in a plan: the steps that would be copied
+    children_copied: list[ChildrenSaid] = []  #: in a plan: the steps whose completed children would be copied
+    again: list[str]  #: in a plan: keys of the recorded steps that would be executed again
 
 
 class WorkflowsShown(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions of workflows that a worker has or a run needs."""
+    """The versions of workflows that workers have or runs need."""
 
     items: list[WorkflowVersion]
 
 
 class TablesQuery(Look, frozen=True, kw_only=True):
-    """Which tables."""
+    """A filter of tables."""
 
-    queue: str | None = None  #: of the run
-    run: str | None = None  #: its whole id
+    queue: str | None = None  #: queue of the run
+    run: str | None = None  #: whole id of the run
     limit: Limit = 50
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
-    """The tables that runs made, those made last first."""
+    """The tables that runs made, the newest first."""
 
     items: list[TableRow]
     position: AnswerPosition
 
 
 class RowsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which table, and how many of its rows."""
+    """The choice of a table, and the number of its rows."""
 
     table: _Key = (
         ""  #: the key of its step, or its name if only one table has it; left out: the run's only table
@@ -127,8 +127,8 @@ class RowsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 async def list_steps(asked: ApiRequest, queue: str, id: str, *, query: StepsQuery) -> Answer:  # noqa: A002 - as in the address
     """List the steps of a run and the signals it was sent, read from its chain and so never stale.
 
-    `results=true` adds what each step was given and returned, as far as the ledger has it; a value above the inline limit
-    is its reference alone. That needs the permission `payloads`.
+    `results=true` adds the input and the result of each step, as far as the ledger has them; a value above the inline
+    limit is shown as its reference. That needs the permission `payloads`.
     """
     held = await read_job(asked, queue, id, query, "payloads" if query.results else "view")
     check = await check_history(asked.gateway.ledger.log, held.history)
@@ -137,7 +137,7 @@ async def list_steps(asked: ApiRequest, queue: str, id: str, *, query: StepsQuer
 
 
 async def show_graph_of_run(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
-    """Show the steps of a run and what came after what."""
+    """Show the steps of a run, and their order."""
     held = await read_job(asked, queue, id, query)
     check = await check_history(asked.gateway.ledger.log, held.history)
     return Answer(value=graph_shown(held.job, check), etag=str(held.job.last_sequence))
@@ -162,7 +162,7 @@ async def send_signal(
     query: SignalQuery,
     body: msgspec.Raw,
 ) -> Answer:
-    """Send a run a signal, which is kept until the run waits for it; the body is what it says.
+    """Send a run a signal, which is kept until the run waits for it; the body is the signal's value.
 
     It must fit the type that workers announced for signals of that name.
     """
@@ -188,7 +188,7 @@ async def send_signal(
 
 
 async def rerun_job(asked: ApiRequest, queue: str, id: str, *, body: NewRerun) -> Answer:  # noqa: A002
-    """Begin a run again as a new job, which copies the steps before one, or all that completed; the run stays as it is.
+    """Begin a run again as a new job that copies the steps before one, or all completed ones; the run stays as it is.
 
     Another input needs the permission `queue` as well.
     """
@@ -225,7 +225,7 @@ async def rerun_job(asked: ApiRequest, queue: str, id: str, *, body: NewRerun) -
 
 
 async def list_all_workflows(asked: ApiRequest) -> WorkflowsShown:
-    """List which versions of workflows living workers have, and which open runs still need."""
+    """List the versions of workflows that living workers have, and those that open runs need."""
     return WorkflowsShown(items=await workflows_for(asked.principal, asked.gateway.rows))
 
 
@@ -240,8 +240,8 @@ async def list_run_tables(asked: ApiRequest, *, query: TablesQuery) -> Tables:
 async def show_rows(asked: ApiRequest, queue: str, id: str, *, query: RowsQuery) -> FirstRows:  # noqa: A002
     """Show the first rows of a table that a run made.
 
-    The gateway fetches the file: one of more than 16 MiB is refused, and `jobledger tables export` copies it. Values
-    that JSON does not have are text: times, decimals, bytes (base64).
+    The gateway fetches the file, and refuses one above 16 MiB (`jobledger tables export` copies such a file). Values
+    without a form in JSON are text: times, decimals, bytes (base64).
     """
     held = await read_job(asked, queue, id, permission="payloads")
     return await rows_of(asked.gateway, held.job, query.table, query.limit)

@@ -1,4 +1,4 @@
-"""Schedules: when they tick and what came of it; also a request that makes the due ticks, where no worker runs."""
+"""Schedules: their ticks and jobs; also a request that makes due ticks, for platforms where no worker runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from jobledger.ledger.model.subjects import check_token
 
 
 class SchedulesQuery(Look, frozen=True, kw_only=True):
-    """Which schedules."""
+    """A filter of schedules."""
 
-    removed: bool = False  #: also those that were removed
+    removed: bool = False  #: include removed schedules
 
 
 class Schedules(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +40,11 @@ class HandledTicks(msgspec.Struct, frozen=True, kw_only=True):
     """The ticks that were due and that this request made."""
 
     items: list[DueTick]
-    left: bool  #: more were due than one request makes: ask again
+    left: bool  #: True: more ticks are due than one request makes; send another
 
 
 async def list_schedules(asked: ApiRequest, *, query: SchedulesQuery) -> Schedules:
-    """List the schedules: when they are due next, when they ran last, and when they tick."""
+    """List the schedules: their times, the next tick, and the last run."""
     workers = await asked.gateway.ledger.leases.all()
     async with looking(asked, query) as (view, place):
         found = listed_in(view, workers, removed=query.removed)
@@ -54,7 +54,7 @@ async def list_schedules(asked: ApiRequest, *, query: SchedulesQuery) -> Schedul
 
 
 async def show_schedule(asked: ApiRequest, name: str, *, query: Look) -> ScheduleShown:
-    """Show one schedule: all that it was told, its ticks, and the newest failure among its jobs."""
+    """Show one schedule: its definition, its ticks, and the newest failure among its jobs."""
     check_token("schedule name", name)
     workers = await asked.gateway.ledger.leases.all()
     async with looking(asked, query) as (view, _):
@@ -62,7 +62,7 @@ async def show_schedule(asked: ApiRequest, name: str, *, query: Look) -> Schedul
     row = found.listed.row
     asked.principal.require_about("view", row.queue, row.task, ScheduleNotFoundError(name))
     may = asked.principal.may
-    shown = schedule_shown(found)  # its ticks may be of another queue or task, from before it was changed
+    shown = schedule_shown(found)  # ticks from before a change may be of another queue or task
     seen = [each for each in shown.ticks if may("view", each.queue, each.task)]
     return msgspec.structs.replace(shown, ticks=seen)
 

@@ -1,4 +1,4 @@
-"""Beginning runs of a graph that is stored under a name. What else is done to them, `jobledger.admin.verbs.graphs` has."""
+"""Beginning runs of a graph that is stored under a name; other acts on such graphs: `jobledger.admin.verbs.graphs`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from jobledger.ledger.options import LabelFields, OnOtherInput
 class NewRun(LabelFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run of a stored graph to begin."""
 
-    input: dict[str, Any] = {}  #: what the graph takes of it must be there
-    id: str | None = None  #: of its job; the same id again begins nothing, and gives the one that is there
-    tenant: str | None = None  #: whom it and its nodes' jobs belong to
-    on_other_input: OnOtherInput = "error"  #: what is done where the id belongs to a run with another input
+    input: dict[str, Any] = {}  #: must contain all values that the graph takes from it
+    id: str | None = None  #: id of its job; a repeat of the id begins nothing, and returns the existing job
+    tenant: str | None = None  #: tenant of the run and of its nodes' jobs
+    on_other_input: OnOtherInput = "error"  #: what happens if the id belongs to a run with another input
 
 
 async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
-    """Begin a run of a stored graph as one job, whose result has those of its nodes by name.
+    """Begin a run of a stored graph as one job, whose result holds the results of its nodes by name.
 
-    Its job is in queue `jobledger`. Who asks must be allowed to add each node's job. The run takes the newest version
-    when it begins, and records which.
+    Its job is in queue `jobledger`. The caller needs the right to add each node's job. The run takes the newest version
+    when it begins, and records its number.
     """
     ledger, principal = asked.gateway.ledger, asked.principal
     require_of_nodes(principal, "queue", name, await ledger.graphs.get(name))

@@ -43,7 +43,7 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
             given[each.name] = aware(each.wire, given[each.name])
         try:
             wish = kind(**given)
-        except InvalidInputError as error:  # what it says cannot be meant
+        except InvalidInputError as error:  # a value of the request is wrong
             raise ProblemError("BAD_REQUEST", str(error)) from error
         if_match = asked.if_match if "If-Match" in declaration.heeds else None
         found = await wish.perform(GatewayPlace(asked, trace=asked.trace, if_match=if_match))
@@ -57,7 +57,7 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
 
     handle.__name__ = "_".join(
         re.findall(r"[A-Z][a-z]*", kind.__name__)
-    ).lower()  # the document names it by that
+    ).lower()  # the OpenAPI document uses this name
     return Endpoint(
         method=declaration.method,
         path=declaration.path,
@@ -76,7 +76,7 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
 
 
 def _struct(name: str, verb: type[Any], fields: Iterable[Field]) -> type[msgspec.Struct] | None:
-    """Return a Struct of some fields of a verb, None without any."""
+    """Return a Struct of some fields of a verb, None for no fields."""
     rows: list[Any] = [
         (each.name, each.declared)
         if each.default is msgspec.NODEFAULT

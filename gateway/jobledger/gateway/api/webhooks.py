@@ -1,4 +1,4 @@
-"""Webhooks that go out: what became of their deliveries, and sending again what was missed."""
+"""Webhooks that go out: their deliveries, and sending missed events again."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from jobledger.projections import JobFilter, SaidFilter
 
 
 class RedeliveryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which events are sent again."""
+    """A choice of events to send again."""
 
     since: datetime
     until: datetime | None = None  #: None: up to now
-    only: Only = "failed"  #: those that never arrived, or all
-    plan: bool = True  #: tell what would be sent, and send nothing
+    only: Only = "failed"  #: only events that never arrived, or all
+    plan: bool = True  #: show what would be sent, and send nothing
 
 
 class DeliveriesQuery(Look, frozen=True, kw_only=True):
-    """Which page of deliveries."""
+    """A page of deliveries."""
 
     limit: Limit = 50
-    after: str | None = None  #: what the page before says as `next`
+    after: str | None = None  #: `next` of the previous page
 
 
 async def redeliver(asked: ApiRequest, name: str, *, body: RedeliveryRequest) -> RedeliveryResult:

@@ -1,4 +1,4 @@
-"""The requests of a client, and what their answers mean: no input or output, so that async and blocking code share it."""
+"""The requests of a client, and the meaning of their answers. No I/O, so that async and blocking code share it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import ORDER_FIELDS, OrderOptions
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
-WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does
-PATIENCE_S: Final = (
-    10.0  #: how long a request is tried again where nobody answers, or it is asked to come back
-)
+WAIT_S: Final = 30.0  #: how long one request waits for the end of a job, before another one is sent
+PATIENCE_S: Final = 10.0  #: how long a request is repeated that is not answered, or is to be sent again later
 RECONNECT_S: Final = 0.2
-STREAM_SILENCE_S: Final = 45.0  #: a gateway says something each 15 s
+STREAM_SILENCE_S: Final = 45.0  #: a gateway sends something every 15 s
 AGAIN: Final = frozenset({429, 502, 503})
 _LINES_AT_ONCE: Final = 500
 _PAUSE_MAX_S: Final = 5.0
@@ -44,7 +42,7 @@ AnyTask = Task[..., Any] | TaskWithOptions[..., Any] | str
 
 
 class JobOptions(OrderOptions, total=False):
-    """The options of a job to enqueue, beside its input. If the queue has a job of its id, that job is returned unchanged."""
+    """The options of a job to enqueue, beside its input. If the queue has its id, that job is returned as it is."""
 
     queue: str | None
     limits: list[str]
@@ -59,11 +57,11 @@ class Call(NamedTuple):
     headers: Mapping[str, str] = {}
     body: bytes | None = None
     waits_s: float = 0.0  #: how long the gateway may wait before it answers
-    is_once: bool = False  #: not sent again where it may have been done
+    is_once: bool = False  #: True: not repeated if the gateway may have done it
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """The answer to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -87,11 +85,11 @@ class Tries:
         return self._pause_s("")
 
     def is_to_be_tried_again(self, reply: Reply) -> bool:
-        """Return whether the gateway, or a proxy before it, asks to try again later, and there is time left."""
+        """Return whether the gateway or its proxy asks for a later try, and there is time left for it."""
         return reply.status in AGAIN and not self._is_over()
 
     def asked_back(self, reply: Reply) -> float:
-        """Return the seconds after which it asks to come back."""
+        """Return the seconds to wait before the next try, as the answer asks."""
         return self._pause_s(reply.headers.get("retry-after", ""))
 
     def _is_over(self) -> bool:
@@ -109,11 +107,11 @@ class Silence:
         self._since: float | None = None
 
     def ends(self) -> None:
-        """Note that one answers."""
+        """Note that a gateway answers."""
         self._since = None
 
     def goes_on(self, url: str, error: httpx.TransportError) -> None:
-        """Note that none does. Raises: ServerUnreachableError after 10 s of it."""
+        """Note that no gateway answers. Raises: ServerUnreachableError after 10 s without an answer."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if now - self._since > PATIENCE_S:
@@ -121,7 +119,7 @@ class Silence:
 
 
 class Limit:
-    """How long the end of a job is waited for, request by request."""
+    """The time limit of a wait for the end of a job, which takes one request after the other."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -144,7 +142,7 @@ def settings(url: str, key: str, timeout_s: float) -> dict[str, Any]:
 
 
 def _account_key(url: str) -> str:
-    """Return the key that a gateway of this account on this machine takes; "" for another one, or without such a key."""
+    """Return the key for a gateway of this account on this machine; "" for another gateway, or without such a key."""
     if httpx.URL(url).host not in THIS_MACHINE:
         return ""
     with contextlib.suppress(NoDataFolderError, ConfigurationError):
@@ -159,7 +157,7 @@ def job_path(queue: str | None, job_id: str) -> str:
 
 
 def job_call(path: str, wait_s: float | None) -> Call:
-    """Return the request that reads a job, and waits for its end for so long."""
+    """Return the request that reads a job after waiting `wait_s` for its end."""
     if wait_s is None:
         return Call("GET", path)
     return Call("GET", path, headers={"prefer": f"wait={math.ceil(wait_s)}"}, waits_s=wait_s + 1)
@@ -168,13 +166,13 @@ def job_call(path: str, wait_s: float | None) -> Call:
 def event_params(
     *, types: Sequence[str], queue: str | None, task: str | None, job: str | None
 ) -> dict[str, Any]:
-    """Return which events are asked for."""
+    """Return the parameters that choose the events."""
     given = {"type": list(types), "queue": queue, "task": task, "job": job}
     return {name: value for name, value in given.items() if value}
 
 
 def event_headers(reader: EventReader) -> dict[str, str]:
-    """Return where a stream goes on."""
+    """Return the header that makes a stream continue."""
     return {"accept": "text/event-stream", **({"last-event-id": reader.last_id} if reader.last_id else {})}
 
 
@@ -185,7 +183,7 @@ def json_call(method: str, path: str, value: Any, *, is_once: bool = False) -> C
 
 
 def checked(reply: Reply) -> Reply:
-    """Return an answer that is no error. Raises: the error that it reports."""
+    """Return the answer unless it reports an error. Raises: the error that it reports."""
     if reply.status >= 400:  # noqa: PLR2004 - where refusals begin
         raise error_of(read_problem(reply.status, reply.body, reply.headers.get("x-request-id", "")))
     return reply
@@ -199,7 +197,7 @@ def not_reached(url: str, error: Exception) -> ServerUnreachableError:
 
 
 def given_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given: None is for one that was not."""
+    """Return the options that were given, which are those that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -219,7 +217,7 @@ def order_of(
 
 
 def enqueue_call(order: Mapping[str, Any]) -> Call:
-    """Return the request that enqueues a job. It may be sent twice: an id or its key makes it one job."""
+    """Return the request that enqueues a job. It may be sent twice: an id or a key makes one job of it."""
     call = json_call("POST", "/v1/jobs", order)
     if "id" in order:
         return call
@@ -264,12 +262,12 @@ class EventReader:
     """A parser of server-sent events, line by line, which keeps the id to resume from."""
 
     def __init__(self, last_id: str = "") -> None:
-        self.last_id = last_id  #: of the newest event that was read; where a new request goes on
+        self.last_id = last_id  #: id of the newest event that was read; a new request continues after it
         self._kind = ""
         self._data = ""
 
     def event(self, line: str) -> Event | None:
-        """Take a line; return the event that it ends. Raises: the error that the gateway tells in the stream."""
+        """Take a line; return the event that it completes, if any. Raises: an error that the stream reports."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match name:
@@ -283,7 +281,7 @@ class EventReader:
                 kind, data, self._kind, self._data = self._kind, self._data, "", ""
                 if kind == "problem":
                     problem = read_problem(500, data.encode(), "")
-                    if problem.code != "READER_TOO_SLOW":  # it asks the reader to resume from the last id
+                    if problem.code != "READER_TOO_SLOW":  # else the reader resumes from the last id
                         raise error_of(problem)
                 elif data:
                     fields = msgspec.json.decode(data, type=dict[str, Any])

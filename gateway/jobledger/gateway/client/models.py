@@ -1,4 +1,4 @@
-"""What a gateway answers with, as its clients see it. A newer gateway may say more: what is not known here is left out."""
+"""The answers of a gateway as Structs for its clients. Fields that only a newer gateway sends are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EnqueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     queue: str
-    created: bool  #: False: the queue had the id already
+    created: bool  #: False: the id existed in the queue
     sequence: int  #: stream sequence of its first event
     trace_id: str = ""
 
@@ -31,25 +31,25 @@ class MadeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmitAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of data that was emitted to a route."""
+    """The outcome of data that was emitted to a route."""
 
     route: str
     delivery: str
-    jobs: tuple[MadeJob, ...]  #: of a repeat those that were made the first time
+    jobs: tuple[MadeJob, ...]  #: the jobs that it made; for a repeat, those that were made the first time
     repeated: bool  #: whether the route had a delivery of that id already
-    sequence: int  #: stream sequence of the event that says so; 0 of a repeat
+    sequence: int  #: stream sequence of the delivery's event; 0 for a repeat
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `enqueue_many` did."""
+    """The counts of an `enqueue_many`."""
 
     created: int
-    existing: int  #: ids that were in the queue already
-    last_sequence: int  #: highest stream sequence among the created; 0 when none was
+    existing: int  #: jobs whose ids existed in the queue
+    last_sequence: int  #: highest stream sequence of the jobs created; 0 if none was
 
 
 class BatchCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client reads of a batch that it opened."""
+    """The fields of a batch that the client reads."""
 
     count: int | None  #: how many jobs it has; None: it is open
 
@@ -63,21 +63,21 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     job: str
     attempt: int
-    number: int  #: in its attempt, from 1; those before the first one that is kept were cut
-    step: str = ""  #: of a run; "" outside of its steps
+    number: int  #: its number in the attempt, from 1; older lines than the first one kept were cut
+    step: str = ""  #: key of a run's step; "" outside of steps
     trace: str = ""  #: trace id of the job
 
 
 class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attempts of a job logged, the oldest line first."""
+    """The log lines of a job's attempts, the oldest first."""
 
     items: list[LogLine]
-    cut: dict[int, int] = {}  #: attempt -> how many older lines of it were not kept
-    ended: bool = False  #: whether nothing is added to the newest of these logs any more
+    cut: dict[int, int] = {}  #: attempt -> number of its older lines that were not kept
+    ended: bool = False  #: True once the newest of these logs gets no more lines
 
 
 class JobError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an attempt failed."""
+    """The failure of an attempt."""
 
     type: str
     message: str
@@ -117,7 +117,7 @@ class JobSnapshot(JobHead, frozen=True, kw_only=True):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more happens to the job by itself."""
+        """Whether the job has ended, and changes no more by itself."""
         return self.status in FINAL_STATES
 
 
@@ -126,6 +126,4 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     sequence: int  #: its stream sequence
     type: str
-    fields: dict[
-        str, Any
-    ]  #: as they are stored, with `stored_at`; without values where the key may not see them
+    fields: dict[str, Any]  #: as stored, with `stored_at`; without values that the key may not see

@@ -10,13 +10,13 @@ from jobledger.ledger.model import errors
 
 
 class GatewayProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request was not done; see RFC 9457."""
+    """The reason why a request was refused; see RFC 9457."""
 
-    code: str  #: stable
+    code: str  #: stable code for programs
     status: int
     detail: str  #: one sentence
     title: str = ""
-    request_id: str = ""  #: under which the gateway's log has it
+    request_id: str = ""  #: id of the request in the gateway's log
     extra: dict[str, Any] = {}
 
 
@@ -41,7 +41,7 @@ _ERRORS: Final[dict[str, type[errors.LedgerError]]] = {
     "UNAUTHENTICATED": errors.PermissionRefusedError,
     "UNIQUE_KEY_TAKEN": errors.UniqueKeyTakenError,
 }
-#: By status where the code is not known.
+#: The error by status, for codes that are not known.
 _BY_STATUS: Final[dict[int, type[errors.LedgerError]]] = {
     400: errors.InvalidError,
     404: errors.NotFoundError,
@@ -57,11 +57,11 @@ _BY_STATUS: Final[dict[int, type[errors.LedgerError]]] = {
 def error_of(problem: GatewayProblem) -> errors.LedgerError:
     """Return the error to raise: its text is the gateway's sentence, and `problem` says the rest.
 
-    Other attributes that the ledger's own error has are missing: the gateway sends only a sentence.
+    Other attributes of the ledger's own error are missing, since the gateway sends only the sentence.
     """
     nearest = errors.RefusedError if problem.status < 500 else errors.LedgerError  # noqa: PLR2004
     kind = _ERRORS.get(problem.code) or _BY_STATUS.get(problem.status, nearest)
-    # Their constructors write the sentence out of its parts; here it is written already.
+    # Skip the constructors, which build the sentence from parts: here the sentence exists already.
     error = kind.__new__(kind)
     Exception.__init__(error, problem.detail)
     error.problem = problem  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -36,26 +36,26 @@ _TIMEOUT_S: Final = 10.0
 def connect(url: str, *, key: str = "", timeout_s: float = _TIMEOUT_S, **options: Any) -> Ledger:
     """Return the ledger behind a gateway, for the length of an `async with` block.
 
-    `key`: "" for that of this account, if the gateway is on this machine (see `ledger.access.account`).
-    `timeout_s`: how long one request may take, beside what it waits for the end of a job.
-    `options`: of `httpx.AsyncClient`, such as `verify` or `proxy`.
+    `key`: "" for the key of this account, if the gateway is on this machine (see `ledger.access.account`).
+    `timeout_s`: how long one request may take, without the time that it waits for the end of a job.
+    `options`: options of `httpx.AsyncClient`, such as `verify` or `proxy`.
     """
     return Ledger(httpx.AsyncClient(**calls.settings(url, key, timeout_s), **options))
 
 
 class Requests:
-    """Sends requests until somebody answers them."""
+    """Sends requests until a gateway answers them."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
 
     async def snapshot(self, path: str, wait_s: float | None = None) -> JobSnapshot:
-        """Return a job, after waiting for its end where that is asked for. Raises: as `done`."""
+        """Return a job, after waiting for its end if that is asked for. Raises: as `done`."""
         reply = await self.done(calls.job_call(path, wait_s))
         return msgspec.json.decode(reply.body, type=JobSnapshot)
 
     async def done(self, call: Call) -> Reply:
-        """Send a request until somebody answers it. Raises: what the answer tells; ServerUnreachableError."""
+        """Send a request until a gateway answers it. Raises: the error in the answer; ServerUnreachableError."""
         tries = calls.Tries(call, str(self.http.base_url))
         while True:
             reply: Reply | None = None
@@ -80,7 +80,7 @@ class Requests:
 
 
 class Ledger:
-    """The verbs of a ledger, by HTTP; errors are those of `jobledger.ledger`, with the gateway's `problem`."""
+    """The verbs of a ledger over HTTP; errors are those of `jobledger.ledger`, with the gateway's `problem`."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -88,7 +88,7 @@ class Ledger:
         self.graphs = Graphs(self._requests)
 
     async def __aenter__(self) -> Self:
-        """Nothing is sent before the first verb."""
+        """Send nothing before the first verb."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class Ledger:
         """Add one job; when this returns, the job is in the ledger.
 
         `task`: its name, or the task itself, whose types then check the input here. The input is one mapping, or keyword
-        arguments. A request that breaks is sent again: it has an `Idempotency-Key`, so there is one job.
+        arguments. A request that breaks is repeated; its `Idempotency-Key` prevents a second job.
 
         Raises: UnknownTaskError, InvalidInputError, PayloadTooLargeError, AccessDeniedError, LedgerFullError,
             ServerUnreachableError.
@@ -128,10 +128,11 @@ class Ledger:
     ) -> BulkResult:
         """Add a job for each input as a stream: memory stays bounded whatever its length.
 
-        It is not sent again where it breaks: the jobs before the break are in the ledger. `batch` names the jobs by their
-        places in it, so that the same call adds what is missing; `on_end` is enqueued when all have ended.
+        A request that breaks is not repeated; the jobs before the break are in the ledger. `batch` names the jobs by
+        their places in it, so that a repeat of the call adds the missing ones; `on_end` is enqueued when all jobs have
+        ended.
 
-        Raises: as `enqueue`; the sentence says at which line.
+        Raises: as `enqueue`; the sentence names the line.
         """
         named: JobOptions = options or {}
         if batch is not None:
@@ -141,16 +142,16 @@ class Ledger:
         return await self._bulk(calls.order_of(task, values, {}, named) for values in inputs)
 
     async def run_graph(self, graph: Graph | Mapping[str, Any], *, id: str | None = None) -> JobHandle:  # noqa: A002 - as the ledger's
-        """Begin a graph as one job, whose result has those of the nodes by name.
+        """Begin a graph as one job, whose result holds the results of the nodes by name.
 
-        `graph`: one made of tasks in code, or the body of `POST /v1/graphs`. Raises: as `enqueue`.
+        `graph`: made of tasks in code, or the body of `POST /v1/graphs`. Raises: as `enqueue`.
         """
         reply = await self._requests.done(together.graph_call(graph, id))
         made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
     async def emit(self, route: str, data: Any, *, id: str | None = None) -> EmitAnswer:  # noqa: A002 - as the ledger's
-        """Hand data to a route as a delivery; `id` names it, and the same again makes nothing.
+        """Hand data to a route as a delivery; a repeat with the same `id` makes no jobs.
 
         Raises: NotFoundError, InvalidInputError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
@@ -188,9 +189,9 @@ class Ledger:
         return msgspec.json.decode(reply.body, type=BulkResult)
 
     async def do(self, verb: Verb[T]) -> T:
-        """Do what a verb of `jobledger.admin.verbs` says, and return what the gateway answers.
+        """Do a verb of `jobledger.admin.verbs`, and return the gateway's answer.
 
-        Raises: what the gateway tells; ServerUnreachableError.
+        Raises: the error in the gateway's answer; ServerUnreachableError.
         """
         reply = await self._requests.done(together.verb_call(verb))
         return together.answer_in(reply.body, verb)
@@ -209,10 +210,10 @@ class Ledger:
         job: str | None = None,
         from_sequence: int | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Iterate events, each once and in order: from a sequence on, else the new ones, for ever.
+        """Iterate events for ever, each once and in order: from a sequence on, or else the new ones.
 
-        A stream that breaks is opened again after the last event, on whichever gateway answers. Who stops before its
-        end closes it: `async with contextlib.aclosing(ledger.events()) as events`.
+        A stream that breaks is opened again after the last event, on whichever gateway answers. A caller that stops
+        early closes it: `async with contextlib.aclosing(ledger.events()) as events`.
 
         Raises: InvalidInputError, AccessDeniedError; ServerUnreachableError once no gateway answers for 10 s.
         """
@@ -250,9 +251,9 @@ class Graphs:
         self._requests = requests
 
     async def put(self, graph: Graph | Mapping[str, Any], *, reason: str = "") -> int:
-        """Store a graph under its name, unless its newest version says the same; return the version.
+        """Store a graph under its name, unless its newest version is the same; return the version.
 
-        `graph`: one made of tasks in code, or the body of `POST /v1/graphs`. Raises: InvalidInputError,
+        `graph`: made of tasks in code, or the body of `POST /v1/graphs`. Raises: InvalidInputError,
             TaskNotFoundError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
         reply = await self._requests.done(together.put_graph_call(graph, reason))
@@ -264,7 +265,7 @@ class Graphs:
         input: Mapping[str, Any] | None = None,  # noqa: A002 - as the ledger's
         **said: Unpack[together.RunOptions],
     ) -> JobHandle:
-        """Begin a run of a stored graph as one job, whose result has those of the nodes by name. Raises: as `enqueue`."""
+        """Begin a run of a stored graph as one job; its result has those of the nodes by name. Raises: as `enqueue`."""
         reply = await self._requests.done(together.run_call(name, input, said))
         made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
@@ -281,9 +282,9 @@ class JobHandle:
         self._requests = requests
         self.queue = queue
         self.id = job_id
-        self.created = created  #: False: the queue had the id already
+        self.created = created  #: False: the id existed in the queue
         self.sequence = (
-            sequence  #: stream sequence of its first event, or of the newest for a job that was looked up
+            sequence  #: stream sequence of its first event; for a job that was looked up, of its newest
         )
         self._path = calls.job_path(queue, job_id)
 
@@ -321,7 +322,7 @@ class JobHandle:
         return msgspec.json.decode(reply.body)
 
     async def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the job's attempts logged, or one of them, or one step; some are not kept.
+        """Return the log lines of all attempts, of one attempt or of one step; old lines may be missing.
 
         Raises: JobNotFoundError, AccessDeniedError, ServerUnreachableError.
         """

@@ -27,7 +27,7 @@ def connect(url: str, *, key: str = "", **options: Any) -> Ledger:
 
 
 class Ledger:
-    """The verbs of a ledger, by HTTP; any thread may call them."""
+    """The verbs of a ledger over HTTP; any thread may call them."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._url = url
@@ -102,7 +102,7 @@ class Ledger:
         return portal.call(lambda: ledger.emit(route, data, id=id))
 
     def do(self, verb: Verb[T]) -> T:
-        """Do what a verb of `jobledger.admin.verbs` says; see `remote.Ledger.do`."""
+        """Do a verb of `jobledger.admin.verbs`; see `remote.Ledger.do`."""
         portal, ledger = self.opened
         return portal.call(lambda: ledger.do(verb))
 
@@ -177,7 +177,7 @@ class JobHandle:
         return self._portal.call(lambda: self._job.result(timeout_s=timeout_s))
 
     def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the job's attempts logged, as far as it is kept."""
+        """Return the log lines of the job's attempts, as far as they are kept."""
         return self._portal.call(lambda: self._job.logs(attempt=attempt, step=step))
 
     def cancel(self, *, reason: str = "") -> None:

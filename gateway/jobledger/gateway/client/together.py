@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 def verb_call(verb: Verb[Any]) -> Call:
-    """Return the request that does what a verb says. One that changes something is not sent twice."""
-    from jobledger.admin.verbs.kit import request_of  # noqa: PLC0415 - who has a verb has loaded it
+    """Return the request that does a verb. A request that changes something is not sent twice."""
+    from jobledger.admin.verbs.kit import request_of  # noqa: PLC0415 - loaded already where a verb exists
 
     asked = request_of(verb)
     headers = {} if asked.body is None else {"content-type": "application/json"}
@@ -41,8 +41,8 @@ def verb_call(verb: Verb[Any]) -> Call:
 
 
 def answer_in(body: bytes, verb: Verb[T]) -> T:
-    """Return what a verb answers, from the answer to `verb_call`."""
-    from jobledger.admin.verbs.kit import answer_type  # noqa: PLC0415 - as above
+    """Return the answer of a verb, from the reply to `verb_call`."""
+    from jobledger.admin.verbs.kit import answer_type  # noqa: PLC0415 - loaded already
 
     found: T = msgspec.json.decode(body, type=answer_type(type(verb)))
     return found
@@ -67,7 +67,7 @@ def put_graph_call(graph: Graph | Mapping[str, Any], reason: str) -> Call:
 
 
 def version_in(body: bytes) -> int:
-    """Return the version that a stored graph has, from the answer to `put_graph_call`."""
+    """Return the version of a stored graph, from the reply to `put_graph_call`."""
     return msgspec.json.decode(body, type=_ChangedGraph).info.version
 
 
@@ -80,15 +80,15 @@ class _ChangedGraph(msgspec.Struct):
 
 
 def remove_graph_call(name: str, reason: str) -> Call:
-    """Return the request that takes a stored graph away."""
+    """Return the request that removes a stored graph."""
     params = {"reason": reason} if reason else {}
     return Call("DELETE", f"/v1/graphs/{check_token('graph', name)}", params=params)
 
 
 class RunOptions(LabelOptions, total=False):
-    """How a run of a stored graph is begun; what is left out is as for any job."""
+    """The options of a run of a stored graph; defaults are those of any job."""
 
-    id: str  #: the same again begins nothing
+    id: str  #: id of its job; a repeat begins nothing
     on_other_input: Literal["error", "keep"]
 
 
@@ -107,7 +107,7 @@ def _body(graph: Graph | Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidInputError(
                 "limits with definitions in code need a connection to the ledger: begin it from there"
             )
-        from jobledger.ledger.graphs.named import told  # noqa: PLC0415 - others need nothing of it
+        from jobledger.ledger.graphs.named import told  # noqa: PLC0415 - needed here alone
 
         body = msgspec.to_builtins(told(graph.spec()))
     return body

@@ -1,1 +1,1 @@
-"""Events over HTTP: one reader shared by all live clients, and one reader each for clients that ask for the past."""
+"""Events over HTTP: one reader shared by all live clients, and one more for each client that asks for the past."""

@@ -1,10 +1,10 @@
 """One live reader of the ledger, shared by all readers of a gateway.
 
-The newest events are kept, and each reader takes from there at its own pace: no reader has its own buffer. A reader
-so slow that its next events are no longer kept is cut off. One that begins before them first reads the past with a
-consumer of its own; there are few of those at a time, since each costs the server one.
+The newest events are kept in memory, and each reader takes them at its own pace: no reader has its own buffer. A reader
+is cut off if its next event is no longer kept. A reader that begins before the kept events first reads the past with a
+consumer of its own; few readers may do so at a time, since each costs the server a consumer.
 
-Once nobody has read for `READ_ON_S`, the gateway reads nothing either: each event costs it and the server time.
+If nobody has read for `READ_ON_S`, the gateway stops reading, too, since each event costs it and the server time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from jobledger.ledger.subscriptions.filter import Start
 
 KEPT_MAX: Final = 8_192
 KEPT_BYTES_MAX: Final = 16 << 20
-SILENCE_S: Final = 15.0  #: a reader gets something at least this often: proxies cut off silent connections
-#: How long the gateway still reads after the last reader left, so that one that comes back finds the events kept.
+SILENCE_S: Final = 15.0  #: a reader gets something at least this often, or proxies cut the connection
+#: How long the gateway reads on after the last reader left, so that a reader that returns finds the events kept.
 READ_ON_S: Final = 300.0
-BEGUN_WITHIN_S: Final = 5.0  #: how long the first reader waits for a server that is silent
+BEGUN_WITHIN_S: Final = 5.0  #: how long the first reader waits for a silent server
 _AGAIN_S: Final = 1.0
 
 _log = logging.getLogger("jobledger.gateway.feed")
 
 
 class FeedEvent:
-    """An event of the ledger with its JSON texts, each of which is encoded once for all readers."""
+    """An event of the ledger with its JSON texts; each text is encoded once for all readers."""
 
     __slots__ = ("_texts", "message")
 
@@ -57,7 +57,7 @@ class FeedEvent:
         return self.message.stream_sequence
 
     def text(self, hidden: Hidden) -> str:
-        """Return it as one line of JSON, without the fields that are hidden."""
+        """Return the event as one line of JSON, without hidden fields."""
         if hidden not in self._texts:
             self._texts[hidden] = event_json_for(self.message, hidden)
         return self._texts[hidden]
@@ -68,7 +68,7 @@ Portion = tuple[Sequence[FeedEvent], int]
 
 
 class Feed:
-    """The live reader of one gateway. It reads while somebody listens; the end of `async with` ends every stream."""
+    """The live reader of one gateway. It reads while somebody listens; leaving `async with` ends every stream."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class Feed:
         self._begun = asyncio.Event()
         self._closed = False
         self._reader: asyncio.Task[None] | None = None  #: None while nothing is read
-        self._readers = 0  #: how many are within `_read_for_one`
+        self._readers = 0  #: number of callers within `_read_for_one`
         self._resting: asyncio.TimerHandle | None = None
-        self._ends: dict[JobRef, set[asyncio.Event]] = {}  #: who waits for the end of which job
+        self._ends: dict[JobRef, set[asyncio.Event]] = {}  #: by job: the waiters for its end
 
     async def __aenter__(self) -> Self:
-        """Begin; the first reader starts the reading."""
+        """Begin without reading; the first reader starts that."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -207,7 +207,8 @@ class Feed:
     async def ends_of(self, ref: JobRef) -> AsyncGenerator[asyncio.Event, None]:
         """Yield an `asyncio.Event` that is set whenever an end of the job is stored during the block.
 
-        It is a hint: the feed may be late or begin again, so the waiter also reads the job now and then.
+        The `asyncio.Event` is a hint: the feed may be late or begin again, so the waiter also reads the job now and
+        then.
 
         Raises: ServerUnreachableError.
         """
@@ -224,11 +225,13 @@ class Feed:
                     del self._ends[ref]
 
     async def portions(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
-        """Yield events that are wanted, from a beginning on and then for ever, each once and in stream order.
+        """Yield the chosen events from `start` on, for ever, each once and in stream order.
 
-        A portion is empty after a silence, or where no event was chosen. The iteration ends when the feed is closed.
+        A portion is empty after a silence, or if none of its events was chosen. The iteration ends when the feed is
+        closed.
 
-        Raises: InvalidInputError to begin beyond the ledger's end; ProblemError (BUSY, READER_TOO_SLOW); LedgerError.
+        Raises: InvalidInputError for a start beyond the ledger's end; ProblemError (BUSY, READER_TOO_SLOW);
+            LedgerError.
         """
         with self._read_for_one():
             await self._begin()
@@ -254,7 +257,7 @@ class Feed:
                     yield [], after
 
     async def _begin(self) -> None:
-        """Wait until events are read. Raises: ServerUnreachableError."""
+        """Wait until the feed reads events. Raises: ServerUnreachableError."""
         try:
             await asyncio.wait_for(self._begun.wait(), BEGUN_WITHIN_S)
         except TimeoutError as error:
@@ -263,7 +266,7 @@ class Feed:
             ) from error
 
     async def _beginning(self, start: Start) -> int | None:
-        """Return the sequence after which to read; None where only a time is known."""
+        """Return the sequence after which to read; None if `start` is a time."""
         if start.since is not None:
             return None
         if start.from_sequence is not None:
@@ -273,7 +276,7 @@ class Feed:
         return (await self._ledger.log.head()).last_sequence if start.live else 0
 
     async def _past(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
-        """Read up to the ledger's head as it is now, with a consumer of one's own."""
+        """Read up to the present head of the ledger, with a consumer for this reader alone."""
         with opened("readers"):
             head = (await self._ledger.log.head()).last_sequence
             subjects = choice.subjects(self._ledger.names)

@@ -1,4 +1,4 @@
-"""Server-sent events: the bytes of a stream, whose ids are stream sequences, so that any gateway can go on.
+"""Server-sent events: the bytes of a stream. Their ids are stream sequences, so that any gateway can continue a stream.
 
 The form is that of the HTML standard, section 9.2 (server-sent events).
 """
@@ -19,9 +19,9 @@ from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.rights.marks import Hidden
 
 MEDIA: Final = "text/event-stream"
-#: A proxy must hand on each part at once, and nobody may keep it.
+#: A proxy must forward each part at once, and nobody may cache it.
 HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
-RETRY_MS: Final = 1_000  #: when a reader that was cut off comes back
+RETRY_MS: Final = 1_000  #: pause before a reader that was cut off connects again
 
 Shown = Callable[[FeedEvent], bool]
 
@@ -35,18 +35,18 @@ async def sse(
     request_id: str,
     is_last: Shown = lambda _kept: False,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a stream: first when to come back, then each event that is shown, with its sequence as id.
+    """Yield the bytes of a stream: first the time to reconnect, then each event shown, with its sequence as id.
 
-    An error that ends it early is sent as an event `problem`, with the fields of any other problem of the gateway.
-    `is_last` is called for each event that is shown; the stream ends where it is true for a portion's last one.
+    An error that ends the stream early is sent as an event `problem`, with the fields of other problems.
+    `is_last` is called for each event shown; the stream ends if it is true for the last one of a portion.
 
-    Raises: before the first part, the error that refuses the stream.
+    Raises: before the first part, an error that refuses the stream.
     """
 
     def text(portion: Portion) -> tuple[str, bool]:
         wanted = [each for each in portion[0] if shown(each)]
         written = "".join(_event(each, hidden) for each in wanted)
-        # The id alone moves a reader on, and keeps the connection alive where nothing is shown.
+        # An id without an event moves a reader on, and keeps the connection alive.
         return written or f"id: {portion[1]}\n\n", [False, *map(is_last, wanted)][-1]
 
     feed.require_open()
@@ -64,7 +64,7 @@ async def sse(
 
 
 async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Take the first part before the answer begins: an error then becomes the answer, not a part of it."""
+    """Take the first part before the answer begins, so that an error becomes the answer itself."""
     first = await anext(parts)
 
     async def all_of_them() -> AsyncGenerator[bytes, None]:

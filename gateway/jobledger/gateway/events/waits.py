@@ -1,4 +1,4 @@
-"""Waits for the end of a job: one feed wakes all of them, so a wait asks the server almost nothing."""
+"""Waits for the end of a job: one feed wakes all of them, so that a wait costs the server almost nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jobledger.ledger.model.subjects import JobRef
 #: A job is looked at again after these times, as the feed may have paused, or a replica may have lagged.
 _LOOK_AGAIN_FIRST_S: Final = 5.0
 _LOOK_AGAIN_MAX_S: Final = 30.0
-_ENDED_LOOK_S: Final = 0.02  #: the first of these once the feed has seen an end
+_ENDED_LOOK_S: Final = 0.02  #: the first of these times after the feed has seen an end
 
 
 async def wait_for_end(feed: Feed, ledger: Ledger, ref: JobRef) -> None:
-    """Return once a job is there and final. Cancel it to wait no longer.
+    """Return once a job exists and is final. A caller cancels this to wait no longer.
 
     Raises: UnreachableError.
     """

@@ -1,1 +1,1 @@
-"""Webhooks: what comes in from other systems, and what goes out to them."""
+"""Webhooks: deliveries from other systems, and deliveries to them."""

@@ -1,9 +1,8 @@
-"""The addresses that deliveries may go to: a name is resolved, all its addresses are checked, and one of them is used.
+"""Addresses that deliveries may go to: a host is resolved, all its addresses are checked, and one is used.
 
-Whoever may set a webhook chooses its URL, and the gateway is inside a network that they may not reach. So it connects
-only to addresses of the public internet, unless its settings allow others. A name is
-resolved once for each request and the connection goes to that very address: if the name changes later, that
-does not matter.
+The person who sets a webhook chooses its URL, but the gateway is inside a network that this person may not reach. So it
+connects only to addresses of the public internet, unless its settings allow others. A name is resolved once for each
+request, and the connection uses the address that was checked: a later change of the name has no effect.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class Targets:
-    """Which addresses deliveries may go to."""
+    """A check of the addresses that deliveries may go to."""
 
     def __init__(self, allowed: Sequence[Network] = (), resolve: Resolve = resolve) -> None:
         """`allowed`: networks beside the public internet."""
@@ -51,12 +50,11 @@ class Targets:
         self._resolve = resolve
 
     async def address(self, host: str, port: int) -> str:
-        """Return the address to connect to for a host: the first one, where all are allowed.
+        """Return the address to connect to for a host: the first one, if all are allowed.
 
-        A name is refused if any of its addresses is not allowed: its owner could switch between them
-        at any moment.
+        A name is refused if any of its addresses is not allowed, since its owner could switch between them.
 
-        Raises: TargetRefusedError; OSError where the name is not known.
+        Raises: TargetRefusedError; OSError if the name is not known.
         """
         found = await self._resolve(host, port)
         for text in found:
@@ -80,7 +78,7 @@ class Targets:
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
-    """Sends each request to an address that was checked; the name stays in `Host` and in the certificate's check."""
+    """Sends each request to a checked address; `Host` and the check of the certificate still use the name."""
 
     def __init__(self, targets: Targets, inner: httpx.AsyncBaseTransport) -> None:
         self._targets = targets
@@ -89,7 +87,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request. Raises: TargetRefusedError, OSError, httpx.TransportError."""
         url = request.url
-        # The encoded host, as it is sent: `url.host` decodes international names, which could resolve differently.
+        # Use the encoded host, which is sent: `url.host` decodes international names, which could resolve differently.
         host = url.raw_host.decode("ascii")
         port = url.port or (443 if url.scheme == "https" else 80)
         address = await self._targets.address(host, port)
@@ -103,5 +101,5 @@ class CheckedTransport(httpx.AsyncBaseTransport):
         return await self._inner.handle_async_request(placed)
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         await self._inner.aclose()

@@ -31,14 +31,14 @@ from jobledger.ledger.webhooks.deliveries import ATTEMPTS_MAX, DELIVER, job_id
 from jobledger.ledger.webhooks.message import EventMessage, told_of
 from jobledger.ledger.webhooks.secrets import Secrets, key_of
 
-# How a delivery is signed and written: the standard-webhooks scheme, with a plain body or a CloudEvent. Pure.
+# The signature and the form of a delivery: the standard-webhooks scheme, with a plain body or a CloudEvent. Pure.
 
 _JSON: Final = "application/json"
 _CLOUDEVENTS: Final = "application/cloudevents+json"
 
 
 class Body(NamedTuple):
-    """What is posted."""
+    """The body of a post."""
 
     data: bytes
     media: str
@@ -58,7 +58,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def body_of(told: EventMessage, form: Format, *, message_id: str, source: str) -> Body:
-    """Return what is posted of an event, the same bytes at every try."""
+    """Return the body to post for an event, the same bytes at every try."""
     if form == "standard":
         return Body(msgspec.json.encode(told), _JSON)
     about = told.data
@@ -75,7 +75,7 @@ def body_of(told: EventMessage, form: Format, *, message_id: str, source: str) -
 
 
 def signature(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """Return the header `webhook-signature`: one signature for each key, any of which is enough for a receiver.
+    """Return the header `webhook-signature`: one signature for each key; a receiver needs only one of them.
 
     `timestamp`: seconds since 1970, when the message is sent. Source: standardwebhooks.com.
     """
@@ -84,27 +84,27 @@ def signature(keys: Sequence[bytes], message_id: str, timestamp: int, body: byte
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
-#: How long to wait after each failed try, in seconds: five seconds to ten hours, a day and four hours in all.
+#: Seconds to wait after each failed try: five seconds to ten hours, about 28 hours in all.
 DELAYS_S: Final = (5.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 36_000.0)
 _JITTER: Final = 0.1
-#: From this attempt of a delivery on its failures count against its webhook.
+#: Failures of a delivery count against its webhook from this attempt on.
 _COUNTS_FROM: Final = 3
 _GONE: Final = 410
 _WHY_MAX: Final = 1_500
-#: Shorter words of a URL are left in answers: they may be ordinary words.
+#: Words of a URL that are shorter than this are not masked in answers: they may be ordinary words.
 _TOKEN_MIN: Final = 16
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a delivery."""
 
-    status: int  #: of the receiver's answer
+    status: int  #: HTTP status of the receiver's answer
     answer: str  #: the beginning of its body
     took_ms: int
 
 
 class DeliverySender:
-    """The sender of deliveries, with what its process provides."""
+    """The sender of deliveries."""
 
     def __init__(self, poster: Poster, secrets: Secrets, chance: random.Random | None = None) -> None:
         self.poster = poster
@@ -112,7 +112,7 @@ class DeliverySender:
         self.chance = chance or random.Random()  # noqa: S311 - spreads retries
 
     async def deliver(self, context: Context, name: str, sequence: int) -> DeliveryResult | Cancel | Retry:
-        """Post one event; say what is to become of the job."""
+        """Post one event; return what happens to the job."""
         ledger = context.ledger
         try:
             webhook = await find_webhook(ledger.log, name)
@@ -137,7 +137,7 @@ class DeliverySender:
         self, ledger: Ledger, webhook: Webhook, told: EventMessage, sequence: int | str
     ) -> PostAnswer:
         terms, now = webhook.definition, ledger.clock.now()
-        # The same at every try and redelivery of an event, so that a receiver can recognise a repeat.
+        # The id is the same at every try and redelivery of an event, so that a receiver recognises a repeat.
         message_id = job_id(webhook.name, sequence) if isinstance(sequence, int) else sequence
         source = f"/jobledger/{ledger.names.environment or 'default'}"
         body = body_of(told, terms.format, message_id=message_id, source=source)
@@ -145,7 +145,7 @@ class DeliverySender:
         signed = self._signed(webhook, message_id, body.data, now)
         headers = {**own, "content-type": body.media, **signed}
         answered = await self.poster.post(terms.target.url, body.data, headers)
-        # The ledger keeps answers, for more people than may see the webhook: secrets in them are masked.
+        # The ledger stores answers, and more people may see them than the webhook: mask secrets in them.
         hidden = [own[name] for name, value in terms.headers.items() if is_reference(value)]
         hidden += _behind_host(terms.target.url)
         return msgspec.structs.replace(
@@ -192,7 +192,7 @@ class DeliverySender:
 
 
 def _behind_host(url: str) -> list[str]:
-    """Return the parts of a URL that may be tokens, since receivers repeat them in refusals; the longest first."""
+    """Return the parts of a URL that may be secret and that receivers repeat in refusals, the longest first."""
     parts = urlsplit(url)
     words = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query))]
     told = [parts.path, parts.query, *(each for each in words if len(each) >= _TOKEN_MIN)]
@@ -206,7 +206,7 @@ def _without(text: str, hidden: Sequence[str]) -> str:
 
 
 async def _told(ledger: Ledger, webhook: Webhook, sequence: int) -> EventMessage | Cancel:
-    """Return the message about an event, or of a test; else why the delivery is cancelled."""
+    """Return the message about an event, or a test message; else the reason to cancel the delivery."""
     if not sequence:
         data: dict[str, Any] = {"webhook": webhook.name}
         return EventMessage(type="webhook.test", timestamp=ledger.clock.now(), data=data)

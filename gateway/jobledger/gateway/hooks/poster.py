@@ -15,29 +15,29 @@ import msgspec
 from jobledger.gateway.hooks.addresses import CheckedTransport, TargetRefusedError, Targets
 from jobledger.ledger.model.version import VERSION
 
-TIMEOUT_S: Final = 15.0  #: for all of one post: the name, the connection, the answer
-ANSWER_BYTES_MAX: Final = 64 << 10  #: read; what comes behind is not
-KEPT_BYTES: Final = 2 << 10  #: of an answer, in the result or the error of the attempt
+TIMEOUT_S: Final = 15.0  #: limit of one post: name, connection and answer together
+ANSWER_BYTES_MAX: Final = 64 << 10  #: bytes of an answer that are read
+KEPT_BYTES: Final = 2 << 10  #: bytes of an answer that the attempt's result or error keeps
 RETRY_AFTER_S_MAX: Final = 24 * 3600.0
 
 
 class PostAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a post."""
+    """The outcome of a post."""
 
     status: int  #: 0: no answer came
     why: str  #: in words: `503 Service Unavailable`, `no answer within 15 s`
     answer: str = ""  #: the beginning of the body
-    retry_after_s: float | None = None  #: when the receiver wants to be asked again
-    is_unwanted: bool = False  #: whether it wants no more of this message
+    retry_after_s: float | None = None  #: the receiver asks to wait this long before the next try
+    is_unwanted: bool = False  #: whether the receiver refuses further tries of this message
 
     @property
     def is_received(self) -> bool:
-        """Whether the receiver took it."""
+        """Whether the receiver accepted the post."""
         return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP says
 
 
 class Poster:
-    """Posts to receivers; every post has a connection of its own, so that each uses an address that it checked."""
+    """Posts to receivers; every post opens its own connection, so that it uses an address that was just checked."""
 
     def __init__(self, targets: Targets, *, timeout_s: float = TIMEOUT_S) -> None:
         self._targets = targets
@@ -47,7 +47,7 @@ class Poster:
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
         """Post once. A redirect is an answer like any other, and is not followed.
 
-        Raises: nothing: a failure is an answer, too.
+        Raises: nothing, since a failure is returned as an answer.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -87,7 +87,7 @@ class Poster:
 
 
 def _why(error: BaseException) -> str:
-    """Return why no answer came, in a sentence; where TLS failed, what is wrong with it."""
+    """Return why no answer came, in a sentence; after a TLS failure, with its reason."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -110,7 +110,7 @@ async def _beginning(response: httpx.Response) -> bytes:
 
 
 def _retry_after(text: str) -> float | None:
-    """Return when to ask again, in seconds from now, at most a day; None without a future time that can be read."""
+    """Return the seconds until the next try, at most a day; None without a readable future time."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
         seconds = float(text[:12])
@@ -118,6 +118,6 @@ def _retry_after(text: str) -> float | None:
         try:
             moment = parsedate_to_datetime(text)
             seconds = (moment - datetime.now(UTC)).total_seconds()
-        except (TypeError, ValueError):  # also one without a zone, which cannot be compared
+        except (TypeError, ValueError):  # a time without a zone cannot be compared, either
             return None
     return min(seconds, RETRY_AFTER_S_MAX) if seconds > 0 else None

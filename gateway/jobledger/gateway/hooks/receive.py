@@ -27,7 +27,7 @@ from jobledger.ledger.webhooks.secrets import Secrets
 
 _log: Final = logging.getLogger("jobledger.gateway")
 _ACCEPTED: Final = 202
-#: The code of a delivery with a known id and another body: it is answered as the first one, and listed as refused.
+#: Code of a delivery with a known id and another body: it gets the first one's answer, and is listed as refused.
 DIFFERENT_BODY: Final = "DIFFERENT_BODY"
 _ID_CHARACTERS_MAX: Final = 1_000
 #: A body may have any media type.
@@ -35,22 +35,22 @@ ANYTHING: Final = "*/*"
 
 
 class DeliveryAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a delivery; of a repeat, what became of the first one."""
+    """The outcome of a delivery; for a repeat, the outcome of the first one."""
 
     delivery: str  #: its name, as `routes deliveries` shows it; "" for a greeting, which is not recorded
-    matched: int  #: how many rules held
+    matched: int  #: number of rules that matched
     jobs: tuple[MatchedJob, ...]  #: the jobs that it made
 
 
 async def receive_webhook(asked: ApiRequest, route: str) -> Answer | Raw:
-    """Take a delivery: the route, its size, its signature, then all of it as one batch."""
+    """Take a delivery: check the route, the size and the signature, then store everything as one batch."""
     gateway = asked.gateway
     if not await gateway.route_names.has(gateway.ledger, route):
         raise RouteNotFoundError(route)
     known = await gateway.ledger.routes.get(route)
     definition = known.definition
     scheme = None if definition is None else definition.signature
-    if definition is None or scheme is None:  # only programs emit to it; others do not learn that it exists
+    if definition is None or scheme is None:  # for programs alone: others must not learn of it
         raise RouteNotFoundError(route)
     headers = _headers(asked)
     body = await _body(asked, definition.body_bytes_max)
@@ -72,14 +72,14 @@ async def receive_webhook(asked: ApiRequest, route: str) -> Answer | Raw:
             f"delivery {found.delivery} was received before with another body: nothing was done with this one"
         )
         client = asked.request.client.host if asked.request.client else ""
-        asked.request.scope["jobledger.code"] = DIFFERENT_BODY  # it is counted and logged as such
+        asked.request.scope["jobledger.code"] = DIFFERENT_BODY  # counted and logged under this code
         gateway.refused.add(route, DIFFERENT_BODY, why, client=client, at=gateway.ledger.clock.now())
     taken = DeliveryAnswer(delivery=found.delivery, matched=len(found.matched), jobs=found.matched)
     return Answer(value=taken, status=_ACCEPTED if found.matched else 200)
 
 
 def _headers(asked: ApiRequest) -> dict[str, str]:
-    """Return the headers by their names in lower case; of one that is said twice the first counts."""
+    """Return the headers by their names in lower case; if one occurs twice, the first counts."""
     found: dict[str, str] = {}
     for name, value in asked.request.headers.items():
         found.setdefault(name.lower(), value)
@@ -122,9 +122,9 @@ def _verified(
 
 
 def _secrets(secrets: Secrets, route: str, definition: RouteDefinition) -> list[str]:
-    """Return the secrets that count, in their order; one that cannot be read is "", and fits nothing.
+    """Return the valid secrets in their order; "" for one that cannot be read, which matches nothing.
 
-    Raises: ProblemError (SECRET_UNAVAILABLE) where none can be read.
+    Raises: ProblemError (SECRET_UNAVAILABLE) if none can be read.
     """
     found: list[str] = []
     for reference in definition.secrets:
@@ -144,7 +144,7 @@ def _secrets(secrets: Secrets, route: str, definition: RouteDefinition) -> list[
 def _hello(
     definition: RouteDefinition, headers: Mapping[str, str], document: Any
 ) -> dict[str, object] | None:
-    """Return the answer to the greeting that a provider sends when it gets the address; None for a delivery."""
+    """Return the answer to a provider's greeting, which it sends to a new address; None for a delivery."""
     if definition.scheme == "github" and headers.get("x-github-event") == "ping":
         return {"delivery": "", "matched": 0, "jobs": []}
     if definition.scheme == "slack" and isinstance(document, dict):

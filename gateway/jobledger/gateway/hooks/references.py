@@ -24,7 +24,7 @@ def require_secrets(principal: Principal, secrets: Secrets, references: Iterable
 def require_route(
     principal: Principal, secrets: Secrets, before: RouteDefinition | None, wanted: RouteDefinition
 ) -> None:
-    """Refuse a route as `require_secrets` does, but allow secrets that it has now, if its `signature` stays the same.
+    """Refuse a route as `require_secrets` does, but allow its present secrets if its `signature` stays the same.
 
     Raises: ProblemError (JOB_ACCESS_DENIED).
     """

@@ -1,4 +1,4 @@
-"""Watches, judged once a tick by each gateway from its own rows; the ledger records the verdict of the first."""
+"""Watches: each gateway judges them once a tick by its own rows; the ledger records the first verdict."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from jobledger.projections.errors import ProjectionError
 logger = logging.getLogger("jobledger.gateway.hooks.watches")
 
 TICK_S: Final = 2.0
-#: Rows that are further behind say nothing of now.
+#: Rows that are further behind are too old to judge the present.
 BEHIND_S_MAX: Final = 10.0
 
 
 class _WatchFigure(NamedTuple):
-    """A watch, and what its figure is."""
+    """A watch, and the value of its figure."""
 
     watch: Watch
     value: float | None
 
 
 class WatchJudge:
-    """Judges the watches of a ledger; one gateway has one, for as long as it runs."""
+    """Judges the watches of a ledger; each gateway has one."""
 
     name = "watches"
 
@@ -43,13 +43,13 @@ class WatchJudge:
         self._ledger = ledger
         self._projection = projection
         self._tick_s = tick_s
-        self._newest = -1  #: stream sequence of the newest event of any watch when they were read last
+        self._newest = -1  #: stream sequence of the newest event of any watch at the last read of the watches
         self._watches: list[Watch] = []
-        #: Since when a figure has been beyond its bound, by the watch's name and the event that set it.
+        #: The time since which a figure has been beyond its bound, by watch and by the event that set the watch.
         self._breached: dict[tuple[str, int], datetime] = {}
 
     async def run(self) -> None:
-        """Judge until cancelled; what cannot be read now is judged at a later tick."""
+        """Judge until cancelled; after a failed read the next tick judges again."""
         while True:
             try:
                 await self.judge()
@@ -77,7 +77,7 @@ class WatchJudge:
                 await self._say(each, place, now)
 
     async def _read(self) -> Sequence[Watch]:
-        """Return the watches that are set; read again only where one changed."""
+        """Return the watches that are set; read them again only after a change."""
         log = self._ledger.log
         newest = await log.newest_sequence(WATCH.everything(log.names))
         if newest != self._newest:

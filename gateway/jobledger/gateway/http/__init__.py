@@ -1,1 +1,1 @@
-"""The table of endpoints, and what is made of it: routes, checks, errors and the OpenAPI document."""
+"""The table of endpoints; routes, checks, errors and the OpenAPI document are made from it."""

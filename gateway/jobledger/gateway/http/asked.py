@@ -1,4 +1,4 @@
-"""The request that a handler gets beside its arguments: the caller, and the headers."""
+"""The request as a handler gets it beside its arguments: the caller and the headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobledger.gateway.shares import opened
 from jobledger.ledger.model.inputs import traceparent_in
 from jobledger.ledger.model.rights.authority import Principal
 
-_DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
+_DIGITS_MAX: Final = 19  #: digits of the highest sequence that the server can count to
 
 
 class ApiRequest:
@@ -40,7 +40,7 @@ class ApiRequest:
         self.request_id = request_id
         self._heeds = heeds
         self._headers = headers_of(request.scope)
-        self.sent = b""  #: the body as it came, where the endpoint takes a structure
+        self.sent = b""  #: the raw body, if the endpoint takes a structure
         self.request = request  #: for the few handlers that read a body in parts
 
     def header(self, name: str) -> str:
@@ -48,7 +48,7 @@ class ApiRequest:
         return self._headers.get(name, "")
 
     def heeded(self, name: Header) -> str:
-        """Return a header that the endpoint says it heeds, "" without it."""
+        """Return a header that the endpoint declares in `heeds`, "" without it."""
         assert name in self._heeds, f"the endpoint does not declare that it heeds {name}"
         return self.header(name.lower())
 
@@ -59,7 +59,7 @@ class ApiRequest:
 
     @property
     def idempotency_key(self) -> str:
-        """What names the job that is to be made, "" without. Raises: ProblemError."""
+        """The key that names the job to be made, "" without one. Raises: ProblemError."""
         given = self.heeded("Idempotency-Key")
         if len(given) > KEY_LENGTH_MAX:
             raise ProblemError(
@@ -69,7 +69,7 @@ class ApiRequest:
 
     @property
     def authority(self) -> Principal:
-        """Who asks, with the job id that follows from the `Idempotency-Key`, if there is one. Raises: ProblemError."""
+        """The caller, with the job id that follows from an `Idempotency-Key`, if there is one. Raises: ProblemError."""
         if "idempotency-key" not in self._headers or "Idempotency-Key" not in self._heeds:
             return self.principal
         key = self.idempotency_key
@@ -79,7 +79,7 @@ class ApiRequest:
 
     @property
     def if_match(self) -> int | None:
-        """The sequence that the act was decided on, None for any. Raises: ProblemError."""
+        """The sequence of the version that the act is decided on, None for any. Raises: ProblemError."""
         given = self.heeded("If-Match").strip()
         if given in {"", "*"}:
             return None
@@ -89,7 +89,7 @@ class ApiRequest:
         return int(words)
 
     def has(self, etag: str) -> bool:
-        """Return whether the asker says that it has this answer already."""
+        """Return whether the client has this answer already, by `If-None-Match`."""
         said = self.heeded("If-None-Match")
         if not said:
             return False
@@ -98,7 +98,7 @@ class ApiRequest:
 
     @property
     def wait_s(self) -> float | None:
-        """How long to wait for the end, by `Prefer: wait=N`; None: not at all. Raises: ProblemError."""
+        """Seconds to wait for the end, by `Prefer: wait=N`; None: do not wait. Raises: ProblemError."""
         said = self.heeded("Prefer")
         for preference in said.split(",") if said else ():
             name, _, value = preference.strip().partition("=")
@@ -111,12 +111,12 @@ class ApiRequest:
 
     @contextlib.asynccontextmanager
     async def waiting(self, limit_s: float) -> AsyncGenerator[anyio.CancelScope, None]:
-        """Let the block wait this long at most, and end it when the client leaves or the gateway stops.
+        """Let the block wait at most this long, and end the wait when the client leaves or the gateway stops.
 
-        The body was read before. The scope says if the wait was cut.
+        Call it after the body was read. The scope shows whether the wait was cut.
 
-        Raises: ProblemError (SHARE_USED, BUSY); BAD_REQUEST at the end where the client has left, so that nothing is
-            read for it any more.
+        Raises: ProblemError (SHARE_USED, BUSY); BAD_REQUEST at the end if the client has left, so that nothing more is
+            read for it.
         """
         with opened("waits"), self.gateway.life.waiting(limit_s) as scope:
             leaving = asyncio.create_task(self._cancelled_when_left(scope))
@@ -128,7 +128,7 @@ class ApiRequest:
             raise ProblemError("BAD_REQUEST", "the connection ended while the request waited: send it again")
 
     async def _cancelled_when_left(self, scope: anyio.CancelScope) -> None:
-        # A problem here concerns an unread body, or a key that ended meanwhile.
+        # A problem here is about an unread body, or about a key that ended meanwhile.
         with contextlib.suppress(ProblemError):
             while (await self.request.receive())["type"] != "http.disconnect":
                 pass
@@ -136,7 +136,7 @@ class ApiRequest:
 
     @property
     def last_event_id(self) -> int | None:
-        """The stream sequence of the last event that the asker has, None without one. Raises: ProblemError."""
+        """The stream sequence of the last event that the client has, None without one. Raises: ProblemError."""
         given = self.heeded("Last-Event-ID").strip()
         if not given:
             return None
@@ -146,11 +146,11 @@ class ApiRequest:
 
     @property
     def is_head(self) -> bool:
-        """Whether only the head of the answer is asked for."""
+        """Whether the client asks for the head of the answer only."""
         return self.request.method == "HEAD"
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Give the body part by part, no faster than it is taken."""
+        """Yield the body part by part, no faster than the handler takes it."""
         return self.request.stream()
 
 

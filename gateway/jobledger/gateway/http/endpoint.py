@@ -1,4 +1,4 @@
-"""One endpoint, declared once: its address, who may ask, what goes in and out. Routes and documents are made of it."""
+"""One endpoint, declared once: address, permission, parameters and answer. Routes and documents are made from it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method  #: GET answers HEAD too, unless `has_head` is False
     path: str  #: `/v1/jobs/{queue}/{id}`: words in braces are given to the handler by name
-    permission: Permission | None  #: None: whoever is known may ask
+    permission: Permission | None  #: None: every identified caller may ask
     handler: Callable[
         ..., Awaitable[Any]
-    ]  #: async (asked, path words..., query=, body=) -> what `returns` says
+    ]  #: async (asked, path words..., query=, body=) -> a value of type `returns`
     summary: str  #: one sentence
     tag: str  #: the group of endpoints it belongs to
     returns: Any = None  #: type of the answer; None: it has no body
@@ -33,18 +33,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[int, ...] = ()  #: other statuses of success, with the same type
     query: type[msgspec.Struct] | None = None  #: parameters behind the `?`; others are refused
     body: Any = None  #: type of the JSON body; None: there is none, or the handler reads it in parts
-    heeds: tuple[Header, ...] = ()  #: headers that change what it does: `Asked` refuses to read others
-    takes: str = JSON  #: media type of the body; of another one than JSON the handler reads the parts
+    heeds: tuple[Header, ...] = ()  #: headers that change its behaviour; `ApiRequest` refuses to read others
+    takes: str = JSON  #: media type of the body; if it is not JSON, the handler reads the parts
     gives: str = JSON  #: media type of the answer
-    problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
-    has_head: bool = True  #: False: of a GET that does something, which HEAD must not
-    public: bool = False  #: needs no identity: the handler itself decides, as by a signature
+    problems: tuple[str, ...] = ()  #: problem codes beside those of every endpoint
+    has_head: bool = True  #: False for a GET that acts: HEAD must not act
+    public: bool = False  #: needs no identity: the handler itself checks the request, as by a signature
 
     @property
     def needs_body(self) -> bool:
-        """Whether a request without a body is refused; else all fields of the body are as if they were left out.
+        """Whether a request without a body is refused; else no body means a body without fields.
 
-        An act needs none where every field has a default. A PUT always needs one: it says what is to be there.
+        An act needs no body if every field has a default. A PUT always needs one, as it carries the new content.
         """
         if self.body is None:
             return self.takes != JSON
@@ -58,14 +58,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with more than a value: a status, headers or a version."""
 
     value: Any = None
-    status: int | None = None  #: None: the endpoint's own
+    status: int | None = None  #: None: the endpoint's own status
     headers: Mapping[str, str] = {}
-    #: The newest sequence of what is shown. `If-None-Match` is compared with it, so a GET that gives one heeds that.
+    #: The newest sequence in the answer. A GET that sets it must heed `If-None-Match`, which is compared with it.
     etag: str | None = None
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer whose bytes are there already."""
+    """An answer whose bytes exist already."""
 
     data: bytes
     media: str = JSON
@@ -74,7 +74,7 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that is sent part by part; the parts are asked for only as fast as the reader takes them."""
+    """An answer that is sent part by part, as fast as the reader takes the parts."""
 
     parts: AsyncIterator[bytes]
     media: str = NDJSON

@@ -1,4 +1,4 @@
-"""The fields of the Structs that addresses and bodies are read into."""
+"""The fields of the Structs that hold parameters and bodies."""
 
 from __future__ import annotations
 

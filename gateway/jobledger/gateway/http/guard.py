@@ -1,7 +1,7 @@
-"""The gate as a part of the application: it refuses a request, or notes in its scope who asks and hands it on.
+"""The gate as a part of the application: it refuses a request, or notes the caller in its scope and hands it on.
 
-It also counts a request to the share of its caller, and ends answers that go on (streams of events) as soon as their
-caller is no longer let in.
+It also counts a request in the share of its caller, and ends long answers (streams of events) as soon as their caller
+is no longer let in.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from jobledger.gateway.shares import Asker, network_of
 
 _FAILED: Final = 500
 _API: Final = "/v1/"
-#: Answered even when all shares are used: load balancers decide by them whether this process gets more requests.
+#: Paths that are answered even if all shares are used: load balancers decide by them whether to send more requests.
 _ALWAYS: Final = frozenset({"/healthz", "/readyz"})
-#: While it is not known which keys were revoked, a request of the API waits: an election ends, or another server is
+#: While revoked keys are not known, a request of the API waits this long: an election may end, or another server be
 #: found. Clients wait for ten seconds, ours too.
 _SURE_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.1
-#: How many requests may wait so at the same time; a further one is refused at once.
+#: The number of requests that may wait so at the same time; further ones are refused at once.
 _WAITING_MAX: Final = 100
 
 
@@ -36,7 +36,7 @@ class Guard:
     """Stands before an application."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, gate: Gate) -> None:
-        """`app`: what lies behind the gate of a gateway."""
+        """`app`: the application behind the gate."""
         self._app = app
         self._gateway = gateway
         self._gate = gate
@@ -83,7 +83,7 @@ class Guard:
     async def _enter(self, scope: Scope) -> ArrivedRequest | None:
         """Return the request with its caller, after waiting for the keys if they are not known; None for a preflight.
 
-        Raises: what `Gate.enter` does.
+        Raises: as `Gate.enter`.
         """
         headers, added = headers_of(scope), added_headers(scope)
         before = len(added)
@@ -103,7 +103,7 @@ class Guard:
         return arrived
 
     def _asker(self, arrived: ArrivedRequest) -> Asker:
-        """Return whose share a request takes: an unidentified caller has that of a network address."""
+        """Return the asker whose share a request takes: for an unidentified caller, its network address."""
         shares, who = self._gateway.shares, arrived.who
         if not isinstance(who, AdmittedPerson):
             network = network_of(arrived.client)
@@ -115,8 +115,8 @@ class Guard:
     async def _watched(self, admitted: AdmittedPerson, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a caller for as long as they are let in.
 
-        After that a stream ends, an answer not yet begun becomes a refusal, and no more of the body is read. While the
-        keys are not known, a request that may have acted still gets its own answer.
+        After that a stream ends, an answer that has not begun becomes a refusal, and no more of the body is read. While
+        the keys are not known, a request that may have acted still gets its own answer.
         """
         visit = _Visit(admitted, scope, receive, send)
         self._visits.add(visit)
@@ -124,14 +124,14 @@ class Guard:
             await self._app(scope, visit.receive, visit.send)
         except asyncio.CancelledError:
             if not visit.is_cut:
-                raise  # somebody else's: the process stops, or the client is gone
+                raise  # another cancellation: the process stops, or the client is gone
             visit.task.uncancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._visits.discard(visit)
 
     def _sweep(self) -> None:
-        """End the visits of those who are no longer let in. Each caller is checked once, whatever they have open."""
+        """End the visits of callers who are no longer let in. Each caller is checked once for all their visits."""
         refused: dict[AdmittedPerson, ProblemError | None] = {}
         for visit in list(self._visits):
             who = visit.admitted
@@ -143,16 +143,16 @@ class Guard:
 
 
 class _Visit:
-    """A request of somebody who was let in, while it is answered."""
+    """A request of an admitted caller, while it is answered."""
 
     def __init__(self, admitted: AdmittedPerson, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None, "requests are answered by tasks"
         self.task = task
         self.admitted = admitted
-        #: Why the caller is no longer let in, or that this is not known; None while they are let in.
+        #: The refusal of a caller who is no longer let in, or about whom this is not known; None for others.
         self.refused: ProblemError | None = None
-        self.is_cut = False  #: its answer went on, and is being ended
+        self.is_cut = False  #: True once its long answer is being ended
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -160,7 +160,7 @@ class _Visit:
         self._goes_on = False
 
     def end_stream(self) -> None:
-        """End an answer that goes on."""
+        """End an answer that has begun and is not complete."""
         if self._goes_on and not self.is_cut:
             self.is_cut = True
             self.task.cancel("the key ended")
@@ -186,7 +186,7 @@ class _Visit:
         await self._send(message)
 
     def _has_acted(self, refused: ProblemError) -> bool:
-        """Return whether the answer reports an act of a caller who was let in, and may still be."""
+        """Return whether the answer may report an act of a caller about whom only the present rights are unknown."""
         return refused.code == UNSURE and self._scope["method"] not in SAFE
 
 

@@ -1,6 +1,6 @@
-"""The head of a request: its headers by their names, and its id; and what the head of its answer gets besides.
+"""The head of a request: its headers by name, and its id; also the headers that are added to its answer.
 
-Each is made once and kept in the scope.
+Each of these is made once and kept in the scope.
 
 An id protects nothing, so it needs no random bytes of the system, which would cost a call for each request.
 """
@@ -19,12 +19,12 @@ REQUEST_ID: Final = "x-request-id"
 _HEADERS: Final = "jobledger.headers"
 _ID: Final = "jobledger.request_id"
 _ADDED: Final = "jobledger.added"
-_drawn: Final = random.Random()  # noqa: S311 - of names, not of secrets
+_drawn: Final = random.Random()  # noqa: S311 - for ids, not for secrets
 os.register_at_fork(after_in_child=_drawn.seed)
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return the headers by their names in lower case; one that is said twice is joined, as lists are."""
+    """Return the headers by their names in lower case; values of a repeated header are joined by commas."""
     known: dict[str, str] | None = scope.get(_HEADERS)
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""The headers that some endpoints heed and others do not: the document of the API says which, and what they mean."""
+"""The headers that only some endpoints heed, as the OpenAPI document describes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Header = Literal["Idempotency-Key", "If-Match", "If-None-Match", "Last-Event-ID"
 
 
 class HeaderSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """What the document says of a header. Every one of them may be left out."""
+    """The description of a header in the document. No header is required."""
 
     description: str
     schema: dict[str, Any]  #: JSON Schema of its value

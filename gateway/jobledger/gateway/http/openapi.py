@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
-#: Patterns of words of a path that are not tokens: a limit, or one key of it.
+#: Patterns for words of a path that are not tokens: a limit, or one key of a limit.
 _PATTERNS: Final = {"limit": r"^[A-Za-z0-9_-]{1,64}(:[^\s/]{1,128})?$"}
 _REFERRED: Final = re.compile(re.escape(_REFERENCE.format(name="")) + r"(\w+)")
 #: Problem codes of every endpoint that identifies its caller.
@@ -47,7 +47,7 @@ def openapi(endpoints: Iterable[Endpoint]) -> Schema:
             endpoint, schemas, components
         )
     queries = {endpoint.query.__name__ for endpoint in table if endpoint.query is not None}
-    # A body may hold what other endpoints take as parameters.
+    # A body may hold fields that other endpoints take as parameters.
     queries -= set(_REFERRED.findall(msgspec.json.encode((paths, components)).decode()))
     return {
         "openapi": "3.1.0",
@@ -73,7 +73,7 @@ def openapi(endpoints: Iterable[Endpoint]) -> Schema:
 
 
 def _schemas(table: Iterable[Endpoint]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
-    """Return the schema of each type that the table names, and those they refer to."""
+    """Return the schemas of all types that the table names, and of the types that these refer to."""
     kinds: list[Any] = [Problem]
     for endpoint in table:
         kinds += [each for each in (endpoint.body, endpoint.returns, endpoint.query) if each is not None]
@@ -93,7 +93,7 @@ def _of_other(kind: type) -> Schema:
     """Return the schema of a type that msgspec cannot describe: {} for values that are passed on as they are."""
     if kind is msgspec.Raw:
         return {}
-    raise NotImplementedError  # what msgspec expects for a type that a hook does not know
+    raise NotImplementedError  # as msgspec expects it for unknown types
 
 
 def _structs(kinds: Iterable[Any]) -> list[type[msgspec.Struct]]:
@@ -119,7 +119,7 @@ def _structs(kinds: Iterable[Any]) -> list[type[msgspec.Struct]]:
 
 
 def _describe(schema: Schema | None, kind: type[msgspec.Struct]) -> None:
-    """Add what the source of a class says about its fields."""
+    """Add the comments on the fields in the source of a class."""
     if schema is None:
         return
     notes = field_notes(kind)
@@ -152,9 +152,9 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Schema], components: Ma
 
 
 def operation_id(endpoint: Endpoint) -> str:
-    """Return the name of an operation in clients that are made of the document: that of its handler."""
+    """Return the name of an operation in generated clients, which is the name of its handler."""
     words = endpoint.handler.__name__.strip("_").split("_")
-    if len(words) == 1 or words == ["list", "all"]:  # what its module is about says the rest
+    if len(words) == 1 or words == ["list", "all"]:  # the name of the module says the rest
         words = [words[0], endpoint.handler.__module__.rpartition(".")[2]]
     return words[0] + "".join(word.capitalize() for word in words[1:])
 
@@ -224,7 +224,7 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
 
 
 def _of_any(endpoint: Endpoint) -> tuple[str, ...]:
-    """Return the problem codes that an endpoint may answer with, whatever it does."""
+    """Return the problem codes that an endpoint may answer with before its own work."""
     if endpoint.public:
         return _PUBLIC
     denied = "JOB_ACCESS_DENIED" if endpoint.permission is None else ""

@@ -1,4 +1,4 @@
-"""The page `/docs`: the OpenAPI document for a person to read, without a script and with nothing from elsewhere."""
+"""The page `/docs`: the OpenAPI document for a person to read, without scripts or files from elsewhere."""
 
 from __future__ import annotations
 

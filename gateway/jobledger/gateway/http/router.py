@@ -27,7 +27,7 @@ from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.marks import hidden_from, hide
 
-# Addresses with words in braces, found by the parts of a path. Pure.
+# Addresses with words in braces, looked up by the parts of a path. Pure.
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ class _Node(Generic[T]):
 
 
 class Addresses(Generic[T]):
-    """What is at each address, as `/v1/jobs/{queue}/{id}`; where several match, words come before braces."""
+    """A value for each address, as `/v1/jobs/{queue}/{id}`; if several addresses match, words come before braces."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without addresses."""
         self._root: _Node[T] = _Node()
 
     def add(self, path: str, value: T) -> None:
-        """Put something at an address where nothing is."""
+        """Put a value at a free address."""
         node, names = self._root, []
         for part in path.split("/"):
             if part.startswith("{"):
@@ -61,12 +61,12 @@ class Addresses(Generic[T]):
         node.value, node.names = value, names
 
     def find(self, path: str) -> tuple[T, dict[str, str]] | None:
-        """Return what is at the address of a path, with the parts that stand for braces; None where nothing is."""
+        """Return the value at the address of a path, and the parts that stand for braces; None without an address."""
         parts = path.split("/")
         node, depth = self._root, 0
         taken: tuple[str, ...] = ()
-        # Where a word and braces both match, the braces are tried after the word: the node, the depth behind it, and the
-        # parts that stand for braces so far.
+        # If a word and braces both match, the braces are tried after the word. An entry: the node, the depth behind it,
+        # and the parts that stand for braces so far.
         others: list[tuple[_Node[T], int, tuple[str, ...]]] = []
         while True:
             if depth < len(parts):
@@ -101,13 +101,13 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Table:
-    """Answers requests for the addresses of the table, and hands all others to another application.
+    """Answers requests to the addresses of the table, and hands all others to another application.
 
     The API is not routed by Starlette, whose layers cost a request more than most handlers do.
     """
 
     def __init__(self, gateway: Gateway, endpoints: Iterable[Endpoint], otherwise: ASGIApp) -> None:
-        """`otherwise`: the application that has all other addresses."""
+        """`otherwise`: the application for all other addresses."""
         by_path: dict[str, dict[str, Endpoint]] = {}
         for endpoint in endpoints:
             methods = by_path.setdefault(endpoint.path, {})
@@ -135,7 +135,7 @@ class Table:
 
 
 class _Address:
-    """One address of the table, with what answers its methods."""
+    """One address of the table, with the endpoints of its methods."""
 
     def __init__(self, gateway: Gateway, path: str, endpoints: Mapping[str, Endpoint]) -> None:
         self.path = path  #: as it is declared
@@ -144,7 +144,7 @@ class _Address:
             self._handlers["HEAD"] = self._handlers["GET"]
 
     async def answer(self, request: Request) -> Response:
-        """Return the answer; a refusal has the form of all others, whatever the method."""
+        """Return the answer; refusals have the same form for every method."""
         scope = request.scope
         request_id = request_id_of(scope)
         try:
@@ -190,7 +190,7 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
 
 
 async def _body_of(request: Request, takes: str, *, needs_body: bool) -> bytes:
-    """Read the body; none at all is an empty object where none is needed. Raises: ProblemError."""
+    """Read the body; where no body is needed, a missing one is an empty object. Raises: ProblemError."""
     kind = headers_of(request.scope).get("content-type", "").partition(";")[0].strip().lower()
     if kind != takes and (kind or needs_body):
         what = f"Content-Type is {kind[:80]!r}" if kind else "the request has no Content-Type"
@@ -221,7 +221,7 @@ def _read(decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
 
 
 def _query_reader(kind: type[msgspec.Struct] | None) -> Callable[[Request], msgspec.Struct | None]:
-    """Return what reads the parameters behind the `?`: each once, but for lists; unknown ones are refused."""
+    """Return a reader of the parameters behind the `?`: each may occur once, except lists; unknown ones are refused."""
     fields = {} if kind is None else {each.encode_name: each for each in fields_of(kind)}
     many = {name for name, each in fields.items() if _is_many(each.type)}
     has_default = kind is not None and not any(each.required for each in fields.values())
@@ -309,7 +309,7 @@ class _TimedStream(StreamingResponse):
 
         try:
             await super().stream_response(in_time)
-        finally:  # frees at once what the stream of a reader that left holds
+        finally:  # if the reader left, free the stream's resources at once
             if isinstance(self.body_iterator, AsyncGenerator):
                 await self.body_iterator.aclose()
 

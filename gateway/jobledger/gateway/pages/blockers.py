@@ -15,7 +15,7 @@ from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 
-#: Which permission an act on a job needs, and what its button says.
+#: By act on a job: the permission that it needs, and the text of its button.
 _ACTS: Final[dict[str, tuple[Permission, str]]] = {
     "resume": ("cancel", "Resume"),
     "retry": ("cancel", "Run now"),
@@ -26,14 +26,14 @@ _ACTS: Final[dict[str, tuple[Permission, str]]] = {
 class Cure(msgspec.Struct, frozen=True, kw_only=True):
     """A form that ends a wait."""
 
-    action: str  #: where it goes
+    action: str  #: address that the form is sent to
     label: str
     about: str
-    limit: str = ""  #: the form sets this one
+    limit: str = ""  #: the limit that the form sets, if any
 
 
 def nouns_of(job: Job, facts: Facts) -> Iterator[Noun]:
-    """Yield the things with a page that sentences about a job may name; `facts` hold only what the viewer may see."""
+    """Yield the things with pages that sentences about a job name; `facts` hold only what the viewer may see."""
     yield Noun("queue", job.queue, f"queue {job.queue}")
     if job.running_attempt is not None:
         yield Noun("worker", job.running_attempt.worker)
@@ -53,7 +53,7 @@ def nouns_of(job: Job, facts: Facts) -> Iterator[Noun]:
 
 
 def _limit(limit: str) -> Noun:
-    """Return a limit as a noun; a limit of a schedule's own jobs is shown as that schedule."""
+    """Return a limit as a noun; the internal limit of a schedule's jobs is shown as the schedule."""
     name, key = split(limit)
     return Noun("schedule", key, limit) if name == "schedule" else Noun("limit", name, limit)
 

@@ -43,15 +43,15 @@ from jobledger.ledger.model.rights.marks import hidden_from, hide
 from jobledger.ledger.model.written_times import read_relative_time
 from jobledger.projections import ProjectionError
 
-# Live pages: the position of the rows is read once for all listeners, and sent to each of them.
+# Live pages: one read of the rows' position serves all listeners.
 
-LOOK_S: Final = 0.75  #: between two looks
-BEAT_S: Final = 15.0  #: a line that says nothing, so that proxies keep the stream
-RETRY_MS: Final = 2000  #: after which a browser connects again
+LOOK_S: Final = 0.75  #: pause between two reads of the position
+BEAT_S: Final = 15.0  #: pause between empty lines, so that proxies keep the stream
+RETRY_MS: Final = 2000  #: pause before a browser connects again
 
 
 class _Pulse:
-    """Follows the position of the rows for as long as somebody listens."""
+    """Follows the position of the rows while somebody listens."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -89,7 +89,7 @@ class _Pulse:
             self._listeners.discard(heard)
 
     async def _look(self) -> None:
-        """Give each new position to every listener; it replaces one that the listener has not taken."""
+        """Give each new position to every listener; it replaces a position that the listener has not taken."""
         while self._listeners and not self._gateway.life.stopping.is_set():
             with contextlib.suppress(LedgerError, ProjectionError):
                 async with self._gateway.projection.opened() as view:
@@ -119,11 +119,11 @@ KEPT_MAX: Final = 64
 
 class _RenderTask(msgspec.Struct, kw_only=True):
     task: asyncio.Task[bytes]
-    at: float  #: by the monotonic clock, when it was begun
+    at: float  #: beginning, by the monotonic clock
 
 
 class SharedPages:
-    """The newest renderings, by whatever they depend on."""
+    """The newest renderings, by a key of all that they depend on."""
 
     def __init__(self, clock: Clock, *, fresh_s: float = FRESH_S) -> None:
         self._clock = clock
@@ -131,7 +131,7 @@ class SharedPages:
         self._made: OrderedDict[Hashable, _RenderTask] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the rendering for a key: one that is fresh or under way, else a new one.
+        """Return the rendering for a key: a fresh one, one under way, or a new one.
 
         A viewer that leaves does not cancel it for the others. Raises: what `make` raises.
         """
@@ -178,7 +178,7 @@ NOT_FOUND: Final = 404
 _HTML: Final = "text/html; charset=utf-8"
 _LOGIN: Final = "/login"
 _PLACES: Final = {"at", "sequence", "range", "cursor", "top", "path"}
-_GO: Final = b"\0go "  #: begins a redirect in place of a page
+_GO: Final = b"\0go "  #: prefix of a redirect, which takes the place of a page
 _WAY_OUT: Final = Markup(
     '<form method="post" action="/logout"><input type="hidden" name="token" value="{token}"> '
     '<button type="submit">Log out</button></form>'
@@ -187,7 +187,7 @@ _log = logging.getLogger("jobledger.gateway")
 
 
 def _assets() -> dict[str, str]:
-    """Return the addresses of our files, which change with what is in them."""
+    """Return the addresses of our files, which change with the files' content."""
     return {
         path.name: f"/static/{path.name}?v={hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
         for path in sorted(STATIC.iterdir())
@@ -216,12 +216,12 @@ class Dashboard:
     """The pages of one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
-        """Nothing is read until somebody looks."""
+        """Read nothing until somebody opens a page."""
         self._gateway = gateway
         self._shared = SharedPages(gateway.ledger.clock)
         self._pulse = _Pulse(gateway)
         self._kept = Memo(gateway.ledger.clock)
-        # Viewers with the same rights share a rendering, so a person's own parts are put in when it is sent.
+        # Viewers with the same rights share a rendering, so a person's own parts are inserted when it is sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
 
     def routes(self) -> list[BaseRoute]:
@@ -258,7 +258,7 @@ class Dashboard:
             return self._rendered(told, principal)
 
         stands_at = 0 if page.stands_at is None else await page.stands_at(looked, **request.path_params)
-        # The key has the position: after a new one, no page gets a rendering that began before it.
+        # The key contains the position: after a new position, no page gets a rendering that began before it.
         made = await self._shared.get((request.url.path, query, scope, self._pulse.position, stands_at), make)
         if made.startswith(_GO):
             return RedirectResponse(made.removeprefix(_GO).decode(), 303)
@@ -271,7 +271,7 @@ class Dashboard:
         return rendered(told.template, facts)
 
     def _personal(self, made: bytes, principal: Principal, request: Request) -> bytes:
-        """Put in a person's own parts: the name, a log-out button where there is a session, and the token of forms."""
+        """Insert a person's own parts: the name, a log-out button if there is a session, and the token of forms."""
         access = self._gateway.access
         name, token = escape(principal.name), access.form_token(request)
         if access.can_log_out(request):
@@ -304,7 +304,7 @@ class Dashboard:
 
     async def _live(self, request: Request) -> Response:
         self._gateway.access.principal(request).require("view")
-        if request.method == "HEAD":  # nobody would read a stream
+        if request.method == "HEAD":  # HEAD has no body, so no stream begins
             return Response(media_type=_EVENTS, headers=_STREAM)
         return StreamingResponse(await primed(self._pulse.beats()), media_type=_EVENTS, headers=_STREAM)
 
@@ -332,14 +332,14 @@ class Dashboard:
 
 
 def problem_page(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a problem as a page, with a search for what was meant."""
+    """Return a problem as a page, with a field to search for the right thing."""
     meant = request.url.path.rpartition("/")[2] if problem.status == NOT_FOUND else ""
     facts = {"problem": problem, "back": _back(request), "guess": unquote(meant)[:100], "assets": ASSETS}
     return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
 
 
 def _absolute(text: str, now: datetime) -> datetime | None:
-    """Return the moment of a relative time such as `2h`, which means another moment later; None for a full date."""
+    """Return the moment of a relative time such as `2h`, whose meaning changes with time; None for a full date."""
     try:
         return read_relative_time(text, now)
     except OverflowError:
@@ -347,7 +347,7 @@ def _absolute(text: str, now: datetime) -> datetime | None:
 
 
 def _back(request: Request) -> str:
-    """Return the page of ours that somebody came from."""
+    """Return the page of the dashboard that a person came from."""
     came = request.headers.get("referer", "").partition("://")[2]
     host, _, path = came.partition("/")
     return f"/{path}" if host and host == request.headers.get("host") and not path.startswith("/") else "/"

@@ -17,34 +17,34 @@ _BETWEEN: Final = (
 )
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "\\lib\\", "<frozen ")
 _OURS: Final = re.compile(r"/jobledger/(ledger|workers|admin|gateway|projections|audit|testing)/")
-_FILE_SHOWN: Final = 3  #: parts of a path
+_FILE_SHOWN: Final = 3  #: parts of a path that are shown
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """One call."""
 
     file: str  #: the end of its path
-    path: str  #: all of it
+    path: str  #: its whole path
     line: int
     function: str
     code: str
-    own: bool  #: neither of a library nor of jobledger
+    own: bool  #: True for code neither of a library nor of jobledger
 
 
 class FrameFold(msgspec.Struct, frozen=True, kw_only=True):
-    """Successive calls that are all of user code, or all of other code."""
+    """Successive calls that are all in user code, or all in other code."""
 
     own: bool
     frames: tuple[Frame, ...]
-    names: str  #: the libraries that they belong to: `httpx, anyio`
+    names: str  #: libraries of the calls: `httpx, anyio`
 
 
 class RaisedError(msgspec.Struct, frozen=True, kw_only=True):
-    """One exception of a traceback; the last one in its text is what the attempt failed with."""
+    """One exception of a traceback; the last one in the text made the attempt fail."""
 
     groups: tuple[FrameFold, ...]
-    end: str  #: the lines behind its frames: type and message
-    how: str = ""  #: how it led to the next one in the text, "" of the last in the text
+    end: str  #: the lines after its frames: type and message
+    how: str = ""  #: how it led to the next exception in the text, "" for the last one
 
 
 def read_traceback(text: str) -> list[RaisedError]:

@@ -1,4 +1,4 @@
-"""Templates, which make HTML of a page's facts. A name that is missing among the facts is an error, never a gap."""
+"""Templates, which make HTML from a page's facts. A missing fact is an error, never a gap."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _environment() -> Environment:
 
 
 def address(path: str, given: Iterable[tuple[str, str]] = ()) -> str:
-    """Return the address of a page at the present."""
+    """Return the address of a page that shows the present."""
     pairs = list(given)
     return quote(path) + (f"?{urlencode(pairs)}" if pairs else "")
 
@@ -99,7 +99,7 @@ def _address_then(context: Context, path: str, given: Iterable[tuple[str, str]] 
 
 @pass_context
 def _here_with(context: Context, **changes: str) -> str:
-    """Return the address of the page that is shown, with these parameters changed and the others as they are."""
+    """Return the address of the present page with these parameters changed and the others unchanged."""
     shell: Shell = context["shell"]
     pairs = [(name, value) for name, value in shell.carried if name not in changes]
     return address(shell.path, [*shell.asked, *pairs, *changes.items()])

@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Memo:
-    """The newest values, by the key that they depend on."""
+    """The newest values, each by a key of all that it depends on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._made: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[T]], *, fresh_s: float) -> T:
-        """Return what was made for a key, if that is not older than `fresh_s`; else make it. Raises: what `make` raises."""
+        """Return the value for a key if it is not older than `fresh_s`; else make it. Raises: what `make` raises."""
         now = self._clock.monotonic()
         known = self._made.get(key)
         if known is not None and now - known[0] < fresh_s:

@@ -1,8 +1,8 @@
-"""Logging in and out in a browser: by a key that is typed in, by a link that serves once, or by the account's address.
+"""Logging in and out in a browser: with a typed key, with a link for one use, or with the account's address.
 
 A form redeems a link, not the opening of its address: programs that open addresses beforehand, such as those that scan
-mail, must not use it up. The address that a gateway prints for its own account has that account's key: it may be
-opened often, and redirects at once to one without the key.
+mail, must not use it up. The address that a gateway prints for its own account contains that account's key: it may be
+opened often, and redirects at once to an address without the key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Login:
     """The pages of logging in and out."""
 
     def __init__(self, access: KeyAccess) -> None:
-        """`access`: what says who somebody is."""
+        """`access`: the access control of the gateway."""
         self._access = access
 
     def routes(self) -> list[Route]:
@@ -58,7 +58,7 @@ class Login:
         request.scope["jobledger.code"] = problem.code
         if problem.code == "INTERNAL":
             _log.error("request %s failed", problem.request_id, exc_info=error)
-        headers.pop("www-authenticate", None)  # a browser would ask for a password of its own
+        headers.pop("www-authenticate", None)  # a browser would show its own dialog for a password
         return self._page(request, problem.detail, problem.status, headers)
 
     async def _show(self, request: Request) -> Response:
@@ -108,7 +108,7 @@ class Login:
         return RedirectResponse(inside(fields.get("after", "")), 303, {"set-cookie": cookie})
 
     async def _go(self, request: Request) -> Response:
-        """Send somebody to the provider; a person who has a session here is confirmed without a question."""
+        """Send a browser to the provider; a person with a session here is confirmed without a question."""
         access, provider = self._access, self._access.provider
         assert provider is not None
         caller = access.caller(request)
@@ -119,7 +119,7 @@ class Login:
         return RedirectResponse(address, 303, {"set-cookie": cookie})
 
     async def _come_back(self, request: Request) -> Response:
-        """Let in who comes back from the provider with a code, in the browser that was sent there."""
+        """Let in a person who comes back from the provider with a code, in the browser that was sent there."""
         access, caller, provider = self._access, self._access.caller(request), self._access.provider
         assert provider is not None
         access.count_login(_client(request))
@@ -167,7 +167,7 @@ def _client(request: Request) -> str:
 
 
 def _back(request: Request) -> str:
-    """Return where the provider sends people back to; the gate has checked the host."""
+    """Return the address to which the provider sends people back; the gate has checked its host."""
     return f"{request.url.scheme}://{request.headers['host']}{_BACK}"
 
 
@@ -188,6 +188,6 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 def inside(address: str) -> str:
-    """Return an address of this gateway to go to; the first page in place of an address that leads elsewhere."""
+    """Return the address if it is one of this gateway; else the address of the first page."""
     is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
     return quote(address, safe="/?&=%:+,;@!*'()~#-._") if is_ours and "\\" not in address else "/"

@@ -18,23 +18,23 @@ from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 
 _DIGITS_MAX: Final = 15
-_REASON_MAX: Final = 2_000  #: characters, as over HTTP
+_REASON_MAX: Final = 2_000  #: characters of a reason, as over HTTP
 
-#: How far back charts and rates reach from the moment shown.
+#: The time before the moment shown that charts and rates cover.
 Range = Literal["15m", "1h", "6h", "24h", "7d"]
 RANGE: Final[Range] = "1h"
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that a page shows: a moment, the present where none is given, and how much before it."""
+    """The time that a page shows: a moment (the present if none is given), and a range before it."""
 
-    #: By the clock of the server, ISO-8601; UTC where it names no zone, as a browser's field sends it.
+    #: Moment by the clock of the server, ISO-8601; UTC if it has no zone, as in a browser's field.
     at: str = ""
-    sequence: int | None = None  #: after this event of the ledger
+    sequence: int | None = None  #: stream sequence of the last event before the moment
     range: Range = RANGE
 
     def named(self) -> tuple[tuple[str, str], ...]:
-        """Return it as the parameters that every link of the page repeats."""
+        """Return the time as the parameters that every link of the page repeats."""
         found = [("at", self.at), ("sequence", "" if self.sequence is None else str(self.sequence))]
         found.append(("range", "" if self.range == RANGE else self.range))
         return tuple(each for each in found if each[1])
@@ -63,14 +63,14 @@ class Viewer(NamedTuple):
 
     gateway: Gateway
     principal: Principal
-    path: str  #: of the address, without what stands behind the `?`
+    path: str  #: path of the address, without the parameters behind the `?`
     kept: Memo
-    when: When = When()  #: what the address says of time, also of a page that has no past
-    asked: tuple[tuple[str, str], ...] = ()  #: what else it says, without the place in a list
+    when: When = When()  #: time in the address, also for a page that has no past
+    asked: tuple[tuple[str, str], ...] = ()  #: other parameters of the address, without the place in a list
 
 
 class Elsewhere(NamedTuple):
-    """A redirect: the thing that was asked for has an address of its own."""
+    """A redirect to the address of the thing that was asked for."""
 
     address: str
 
@@ -80,8 +80,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     template: str
-    #: async (looked, path words..., query=) -> a Struct with what it shows, which has a `shell`; or an `OwnPage` with one, or
-    #: `Elsewhere`
+    #: async (looked, path words..., query=) -> a Struct of the page's facts, among them `shell`; or an `OwnPage` with
+    #: such facts, or `Elsewhere`
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
     #: async (looked, path words...) -> a number that changes with the job of the page, so that the page is never
@@ -90,7 +90,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def query(self) -> type[msgspec.Struct]:
-        """Parameters behind the `?`, as its facts take them; others are ignored."""
+        """The type of the parameters behind the `?`, as `facts` takes them; other parameters are ignored."""
         return _query_of(self.facts)
 
 
@@ -100,7 +100,7 @@ def _query_of(facts: Callable[..., Any]) -> type[msgspec.Struct]:
 
 
 class Fields:
-    """What a form sent: each name with its values."""
+    """The fields that a form sent: each name with its values."""
 
     def __init__(self, values: Mapping[str, list[str]]) -> None:
         self._values = values
@@ -114,7 +114,7 @@ class Fields:
         return self._values.get(name, [""])[0].replace("\r\n", "\n")
 
     def reason(self) -> str:
-        """Return why somebody acts. Raises: ProblemError where that was not said, or is too long to be kept."""
+        """Return the reason of an act. Raises: ProblemError if it is missing or too long."""
         text = self.one("reason")
         if not text:
             raise ProblemError("BAD_REQUEST", "give a reason: it is kept in the ledger with your name")
@@ -169,15 +169,15 @@ class SentForm(NamedTuple):
 
 
 class OwnPage(NamedTuple):
-    """A page with a template of its own: what a form answers with, or what is shown in place of the page that was asked for."""
+    """A page with a template of its own: the answer of a form, or a page in place of the requested one."""
 
     template: str
-    facts: Any  #: as of a page
+    facts: Any  #: facts as those of a page
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """What a form of a page does; it answers with the address to go to, or with a page of its own."""
+    """The act of a form; it answers with an address to go to, or with a page of its own."""
 
     path: str
     permission: Permission | None
-    act: Callable[..., Awaitable[str | OwnPage]]  #: async (sent, path words...) -> what it answers with
+    act: Callable[..., Awaitable[str | OwnPage]]  #: async (sent, path words...) -> the answer

@@ -1,4 +1,4 @@
-"""The lines of a job's timeline: its attempts, or of a run its steps with the jobs below them, many of them as a crowd."""
+"""The lines of a job's timeline: its attempts, or for a run its steps with the jobs below them; many are a crowd."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jobledger.projections import Store
 from jobledger.projections.filters import joined
 from jobledger.projections.tables.steps import StepRow, read_steps
 
-#: A step with more children than this is one line, until somebody opens it.
+#: A step with more children than this is one line until a person opens it.
 CROWD_MIN: Final = 12
-#: Children of an open crowd that are shown one by one; those that did not complete come first.
+#: Number of children of an open crowd that are shown one by one; those that did not complete come first.
 _SHOWN: Final = 25
 #: At most this many children are drawn in a crowd.
 _CROWD_MAX: Final = 20_000
@@ -39,17 +39,17 @@ _STATES: Final = f"SELECT status, count(*) {_OF_STEP} GROUP BY status"
 _CHILDREN: Final = f"SELECT {_CHILD} {_OF_STEP} ORDER BY status = 'completed', parent_item LIMIT ?"
 _RUNS: Final = "SELECT DISTINCT job_id FROM steps WHERE (job_id, queue) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))"
 
-#: (what is chosen or toggled, in words of the address) -> an address.
+#: (kind of link, key of its line) -> an address.
 Link = Callable[[str, str], str]
 
 
 class TimelineChoice(NamedTuple):
-    """The lines of a timeline that somebody opened or chose, and the means to draw it."""
+    """The opened and chosen lines of a timeline, and the means to draw it."""
 
-    store: Store | None  #: None: the rows do not know the job yet
+    store: Store | None  #: None: the rows do not have the job yet
     principal: Principal
-    opened: frozenset[str]  #: keys of lines that were toggled, open or closed
-    chosen: str  #: the line that the drawer tells of
+    opened: frozenset[str]  #: keys of lines that a person toggled, open or closed
+    chosen: str  #: the line whose details the drawer shows
     link: Link
     now: datetime
 
@@ -127,7 +127,7 @@ def run_lines(
 
 
 def _as_it_ended(row: StepRow, job: Job) -> StepRow:
-    """Return a step of a run; one that waited for its next try when the run ended has failed."""
+    """Return a step as the end of its run left it: if it waited for its next try then, it has failed."""
     return msgspec.structs.replace(row, status="failed") if job.is_final and row.status == "retrying" else row
 
 
@@ -167,10 +167,10 @@ def _steps(
         yield from _group(row, key, line, run, asked, depth)
 
 
-def _group(  # noqa: PLR0917 - what a line is made of
+def _group(  # noqa: PLR0917 - parts of a line
     row: StepRow, key: str, line: Line, run: tuple[str, str], asked: TimelineChoice, depth: int
 ) -> Iterator[Line]:
-    """Yield a step that asked for jobs, and these: few of them one by one, many as a crowd that can be opened."""
+    """Yield a step that began jobs, then these jobs: few one by one, many as a crowd that can be opened."""
     assert asked.store is not None, "it was looked at"
     select, place = asked.store.select, (run[1], run[0], row.key)
     states = dict(select(_STATES, place))
@@ -201,7 +201,7 @@ def _group(  # noqa: PLR0917 - what a line is made of
         return
     children = [_Child(*each) for each in select(_CHILDREN, (*place, _SHOWN if crowded else CROWD_MIN))]
     seen = [each for each in children if asked.principal.may("view", each.queue, each.task)]
-    pairs = msgspec.json.encode([(each.id, each.queue) for each in seen]).decode()  # as SQLite reads them
+    pairs = msgspec.json.encode([(each.id, each.queue) for each in seen]).decode()  # SQLite reads these
     runs = {job_id for (job_id,) in select(_RUNS, (pairs,))}
     for child in seen:
         yield from _child(child, asked, depth + 1, is_run=child.id in runs)

@@ -1,4 +1,4 @@
-"""The fields of a form from the JSON Schema of a task's input, or of what a signal says; and the value from such a form. Pure."""
+"""The fields of a form from the JSON Schema of a task's input or of a signal, and the value from such a form. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS_MAX: Final = 40
 _KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "whole", "number": "number", "boolean": "flag"}
 _DEPTH_MAX: Final = 8
 _PREFIX: Final = "arg."
-#: The name of the field of a value that is no object.
+#: Name of the only field of a value that is no object.
 _WHOLE: Final = ""
 
 
@@ -26,18 +26,18 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Kind
     required: bool
-    text: str  #: what it is for, "" where nobody said
-    default: str  #: as somebody would type it, "" without
+    text: str  #: its description, "" without one
+    default: str  #: default as a person would type it, "" without one
     choices: tuple[str, ...] = ()
 
     @property
     def input_name(self) -> str:
-        """What the field of the form is called."""
+        """The name of the field in the form."""
         return _PREFIX + self.name
 
 
 def fields_of(schema: Any) -> tuple[Field, ...] | None:
-    """Return a field for each argument; None if the schema does not list them, so that JSON has to be typed."""
+    """Return a field for each argument; None if the schema does not list them: then JSON has to be typed."""
     found = _resolved(schema, schema)
     properties = found.get("properties")
     if not isinstance(properties, dict) or len(cast("dict[str, Any]", properties)) > FIELDS_MAX:
@@ -50,7 +50,7 @@ def fields_of(schema: Any) -> tuple[Field, ...] | None:
 
 
 def value_fields(schema: Any) -> tuple[Field, ...] | None:
-    """Return the fields of any value: one without a name if it is not an object, () for null; None as `fields_of`."""
+    """Return the fields of any value: one without a name if it is no object, () for null; None as in `fields_of`."""
     found = _resolved(schema, schema)
     if found.get("type") == "null":
         return ()
@@ -59,7 +59,7 @@ def value_fields(schema: Any) -> tuple[Field, ...] | None:
 
 
 def _resolved(given: Any, whole: Any) -> dict[str, Any]:
-    """Return a part of a schema with its reference resolved; for a type or null, the type."""
+    """Return a part of a schema with its reference resolved; for "a type or null", the type."""
     part: Any = given
     for _ in range(_DEPTH_MAX):
         if not isinstance(part, dict):
@@ -95,7 +95,7 @@ def _field(name: str, part: Mapping[str, Any], *, required: bool) -> Field:
 
 
 def _choices(given: Any) -> tuple[str, ...]:
-    """Return the words that an argument can be, none where it can be something else."""
+    """Return the words that an argument is limited to; none if it may have other values."""
     try:
         return tuple(msgspec.convert(given or [], list[str]))
     except msgspec.ValidationError:
@@ -103,7 +103,7 @@ def _choices(given: Any) -> tuple[str, ...]:
 
 
 def input_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
-    """Return the input that a form says, as JSON text. Raises: ProblemError naming the field."""
+    """Return the input from a form, as JSON text. Raises: ProblemError, which names the field."""
     if fields is None:
         return (sent.text("input").strip() or "{}").encode()
     values = {
@@ -117,9 +117,9 @@ def input_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
 
 
 def value_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
-    """Return the value that a form of `value_fields` says, as JSON text: what somebody typed or chose, and nothing else.
+    """Return the value from a form of `value_fields` as JSON text, made only of fields that a person filled in.
 
-    Raises: ProblemError naming the field, also if every field is empty.
+    Raises: ProblemError, which names the field; also if every field is empty.
     """
     if fields == ():
         return b"null"
@@ -135,7 +135,7 @@ def value_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
 
 
 def filled(fields: tuple[Field, ...] | None, text: str) -> tuple[Field, ...] | None:
-    """Return the fields with an input in them; None, so that JSON has to be typed, where they would not send that very input.
+    """Return the fields filled with an input; None (type JSON then) if they would not send back that very input.
 
     `text`: a JSON object.
     """
@@ -157,14 +157,14 @@ def filled(fields: tuple[Field, ...] | None, text: str) -> tuple[Field, ...] | N
 
 
 def _fits(field: Field) -> bool:
-    """Return whether a browser sends the field's default back unchanged."""
+    """Return whether a browser would send the field's default back unchanged."""
     if field.kind == "choice":
         return field.default in ("", *field.choices)
     return field.kind == "json" or not set(field.default) & set("\r\n")
 
 
 def _typed(field: Field, value: Any) -> str:
-    """Return a value as somebody types it."""
+    """Return a value as a person would type it."""
     is_text = isinstance(value, str) and field.kind != "json"
     return value if is_text else msgspec.json.encode(value).decode()
 

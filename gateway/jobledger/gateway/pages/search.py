@@ -1,4 +1,4 @@
-"""The search field for jobs: its text as a filter within the viewer's rights, as chips, and with suggestions."""
+"""The search field for jobs: its text as a filter within the viewer's rights and as chips; suggestions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_EACH_MAX: Final = 3
 
 
 class Chip(NamedTuple):
-    """One condition, and the rest of the search without it."""
+    """One condition, and the search without it."""
 
     key: str
     value: str
@@ -24,15 +24,15 @@ class Chip(NamedTuple):
 
 
 class SearchChoice(NamedTuple):
-    """What somebody asked for."""
+    """The search that a person typed."""
 
     words: tuple[Word, ...]
     chosen: JobFilter
-    problems: tuple[str, ...]  #: what was not understood, in sentences
-    note: str  #: how a word without a key was read
+    problems: tuple[str, ...]  #: sentences about words that were not understood
+    note: str  #: the meaning that was given to a word without a key
 
     def chips(self) -> list[Chip]:
-        """Return each condition with the rest of the question."""
+        """Return each condition with the search without it."""
         texts = [word.text for word in self.words]
         return [
             Chip(word.key or "find", word.value, " ".join(texts[:place] + texts[place + 1 :]))
@@ -41,17 +41,17 @@ class SearchChoice(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One thing that could follow."""
+    """One suggestion."""
 
     group: str
     label: str
     hint: str
-    text: str = ""  #: what the field holds then
+    text: str = ""  #: text of the field after the choice
     job: tuple[str, str] | None = None  #: queue and id of a job to open
 
 
 def ask(text: str, store: Store, principal: Principal, now: datetime) -> SearchChoice:
-    """Return what was typed as a filter of what somebody may see. Raises: AccessDeniedError, ProjectionConfigError."""
+    """Return the typed text as a filter within the user's rights. Raises: AccessDeniedError, ProjectionConfigError."""
     found = read_search(text, now)
     seen = JobFilter(visible_queues=principal.queues, visible_tasks=principal.tasks)
     chosen = store.resolved(found.chosen.both(seen))

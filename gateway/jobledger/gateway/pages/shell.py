@@ -16,9 +16,9 @@ from jobledger.gateway.pages.page import Range, Viewer
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.projections import DeadLetterFilter
 
-#: A page says that it is behind from this lag on.
+#: A page with at least this lag says that it is behind.
 BEHIND_S: Final = 5.0
-#: The ranges of charts, in seconds, and how long a bar of each is.
+#: The ranges of charts in seconds, and the length of a bar in each.
 RANGES: Final[dict[Range, tuple[int, int]]] = {
     "15m": (900, 60),
     "1h": (3_600, 60),
@@ -43,7 +43,7 @@ class PastMoment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shell(msgspec.Struct, frozen=True, kw_only=True):
-    """What surrounds a page."""
+    """The facts for the frame of a page."""
 
     path: str
     now: datetime  #: the moment shown
@@ -53,14 +53,14 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
     past: PastMoment | None = None
     carried: tuple[tuple[str, str], ...] = ()  #: the parameters of time that each link repeats
     range: Range = "1h"
-    asked: tuple[tuple[str, str], ...] = ()  #: what else the address says, without the place in a list
-    is_of_a_time: bool = False  #: the page itself shows which time it covers
+    asked: tuple[tuple[str, str], ...] = ()  #: other parameters of the address, without the place in a list
+    is_of_a_time: bool = False  #: True if the page itself shows which time it covers
     begin: datetime  #: when the ledger's first event was stored
-    dead: int = 0  #: dead letters, for the navigation
+    dead: int = 0  #: number of dead letters, for the navigation
 
     @property
     def is_behind(self) -> bool:
-        """Whether a person should know that the lists lag."""
+        """Whether the lists lag so much that the page says so."""
         return self.position.behind_s >= BEHIND_S
 
     @property
@@ -70,7 +70,7 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_no_past(self) -> bool:
-        """Whether the address names a past moment, and the page can show the present alone."""
+        """Whether the address names a past moment although the page can show only the present."""
         return (
             self.past is None
             and not self.is_of_a_time
@@ -84,14 +84,14 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page shows, whatever it is about."""
+    """The facts that every page has."""
 
     shell: Shell
 
 
 @contextlib.asynccontextmanager
 async def opened(looked: Viewer, past: AsOf | None = None) -> AsyncGenerator[tuple[View, Shell]]:
-    """Open the rows, of the present or of a past moment, and give what surrounds a page of them.
+    """Open the rows of the present or of a past moment, and give the frame of a page that shows them.
 
     Raises: UnreachableError, ProjectionError.
     """
@@ -100,7 +100,7 @@ async def opened(looked: Viewer, past: AsOf | None = None) -> AsyncGenerator[tup
 
 
 async def shell_of(looked: Viewer) -> Shell:
-    """Return what surrounds a page that reads no rows. Raises: as `opened`."""
+    """Return the frame of a page that reads no rows. Raises: as `opened`."""
     async with opened(looked) as (_, shell):
         return shell
 

@@ -13,34 +13,34 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.state_words import state_title
 
-#: Shorter waits are not drawn: events of one batch are some microseconds apart, and nobody waited between them.
+#: Shorter waits are not drawn: events of one batch are some microseconds apart, without a wait between them.
 _SEEN: Final = timedelta(milliseconds=1)
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a job was in one state."""
+    """A span of time in which a job was in one state."""
 
     begin: datetime
     end: datetime
-    lane: int  #: the attempt that runs, or that is waited for; from 1
+    lane: int  #: number of the attempt that runs or comes next, from 1
     runs: bool
     style: str  #: a class that carries the colour
     words: str
-    after: bool = False  #: later than the moment shown
+    after: bool = False  #: True if it is later than the moment shown
 
 
 class JobSpans(msgspec.Struct, frozen=True, kw_only=True):
     """The states of a job over time."""
 
     bars: Sequence[Bar]
-    cut: datetime | None = None  #: the moment shown, where that is in the past
-    end: datetime  #: of the line of time
+    cut: datetime | None = None  #: the moment shown, if it is in the past
+    end: datetime  #: end of the axis of time
 
 
 def drawn(
     events: Sequence[StoredEvent], times: Sequence[datetime], *, now: datetime, shown: int | None
 ) -> JobSpans:
-    """Return what a waterfall shows of one job's events, at least one, with the time of each.
+    """Return the waterfall of one job, from its events (at least one) and their times.
 
     `shown`: stream sequence of the last event at the past moment shown; None: the present is shown.
     """
@@ -54,7 +54,7 @@ def drawn(
     for index, job in enumerate(jobs):
         after = jobs[index + 1] if index + 1 < len(jobs) else None
         if after is not None and _place(after) == _place(job):
-            continue  # progress, checkpoints, steps: the same span goes on
+            continue  # progress, checkpoints and steps do not end the span
         until = end if after is None else times[index + 1]
         if job.state not in CLOSED_STATES and (
             job.state is JobState.RUNNING or until - times[began] >= _SEEN
@@ -78,7 +78,7 @@ def _bar(job: Job, last: Job, begin: datetime, end: datetime, *, late: bool) -> 
     attempt = last.attempt(job.attempts_count) if runs else None
     ended = "running" if attempt is None else attempt.state
     words = f"attempt {job.attempts_count}: {ended}" if runs else state_title(job.state.value)
-    # A job that waits does so for its next attempt; a dead letter has none, so it stays in the lane of the last.
+    # A waiting job waits for its next attempt; a dead letter has none, and stays in the lane of its last attempt.
     ahead = not runs and job.state is not JobState.DEAD_LETTERED
     return Bar(
         begin=begin,

@@ -51,23 +51,23 @@ from jobledger.gateway.pages.views.workers import workers
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError
 
-# Verbs as forms of pages: what a form sends is read by the declarations of `jobledger.admin.verbs`.
+# Verbs as forms of pages: the declarations of `jobledger.admin.verbs` read the fields that a form sends.
 
-#: Makes a page of what a verb answered: async (looked, answer).
+#: Makes a page from a verb's answer: async (looked, answer).
 Teller = Callable[[Viewer, Any], Awaitable[OwnPage]]
 _BETWEEN: Final = re.compile(r"[\s,]+")
 
 
 def forms_of(module: ModuleType, told: Mapping[type[Verb[Any]], Teller] = {}) -> Iterator[Form]:
-    """Yield a form for each verb that a module declares with the address of one.
+    """Yield a form for each verb of a module that declares the address of a form.
 
-    `told`: pages of the verbs whose answer has something that no other page shows.
+    `told`: pages for answers of verbs that no other page shows.
     """
     return (form_of(each, told.get(each.verb)) for each in declared_in(module) if each.form)
 
 
 def form_of(declaration: Declaration, tell: Teller | None = None) -> Form:
-    """Return the form of a verb; a field that is left empty is as if it were not given."""
+    """Return the form of a verb; an empty field counts as not given."""
     fields = fields_of(declaration.verb)
 
     async def act(sent: SentForm, **words: str) -> str | OwnPage:
@@ -94,7 +94,7 @@ def form_of(declaration: Declaration, tell: Teller | None = None) -> Form:
 
 
 def _typed(field: Field, sent: Fields) -> list[str]:
-    """Return the words of a field that was filled in; those of a list may share one box, apart by spaces or commas."""
+    """Return the words of a field; the words of a list may share one box, with spaces or commas between them."""
     texts = [text.strip().replace("\r\n", "\n") for text in sent.many(field.wire)]
     return [word for text in texts for word in (_BETWEEN.split(text) if field.is_many else [text]) if word]
 

@@ -1,4 +1,4 @@
-"""What jobs of a list have in common that others do not: values that are far more frequent among them. Pure."""
+"""Traits of the jobs of a list: values that are far more frequent among them than among other jobs. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import msgspec
 
 from jobledger.projections import JobRow
 
-_VALUES_MAX: Final = 40  #: different values of a field that tells something
+_VALUES_MAX: Final = 40  #: a field with more different values than this has no trait
 _JOBS_MIN: Final = 5
-_APART_MIN: Final = 0.12  #: by how much the shares must differ
+_APART_MIN: Final = 0.12  #: smallest difference of the two shares
 _SHOWN: Final = 10
 
 
 class Trait(msgspec.Struct, frozen=True, kw_only=True):
     """A value, and how frequent it is."""
 
-    key: str  #: as the field for finding names it
+    key: str  #: key of the condition in a search
     value: str
     jobs: int
-    here: float  #: share of the jobs of the list
-    there: float  #: share of the others
+    here: float  #: share among the jobs of the list
+    there: float  #: share among the other jobs
 
     @property
     def text(self) -> str:
-        """The condition as somebody types it."""
+        """The condition as a person types it."""
         value = f'"{self.value}"' if " " in self.value else self.value
         return f"{self.key}{'=' if '.' in self.key else ':'}{value}"
 
@@ -35,9 +35,9 @@ class Trait(msgspec.Struct, frozen=True, kw_only=True):
 def traits(
     rows: Sequence[JobRow], others: Sequence[JobRow], asked: frozenset[str], *, values: bool
 ) -> list[Trait]:
-    """Return what sets the rows apart, the most telling first.
+    """Return the traits that set the rows apart, the strongest first.
 
-    `asked`: keys that the list was chosen by; `values`: whether fields of inputs may be told.
+    `asked`: keys of the search that chose the list; `values`: whether fields of inputs may be shown.
     """
     here, there = (_counted(each, values=values) for each in (rows, others))
     found: list[Trait] = []

@@ -1,4 +1,4 @@
-"""Values as a page writes them: numbers, spans, moments, states, JSON in colours. Pure."""
+"""Texts of values on pages: numbers, spans, moments, states, JSON in colours. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobledger.admin.diagnoses import Noun
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.times import as_utc
 
-#: What a run waits for, as a person reads it.
+#: Reasons of a run's wait, for people.
 _AWAITS: Final = {
     "signal": "Waits for a signal",
     "children": "Waits for jobs",
@@ -66,35 +66,35 @@ def style_of(state: str) -> str:
 
 
 def said(what: str, event: str) -> str:
-    """Return what an event says, without its name, which stands beside it."""
+    """Return the text of an event without its name, which the page shows beside it."""
     rest = what.removeprefix(event.replace("_", " "))
     return rest.removeprefix(":").strip() or what
 
 
 def waits_word(awaiting: str | None) -> str:
-    """Return what a run waits for, in a few words."""
+    """Return the reason of a run's wait, in a few words."""
     return _AWAITS.get((awaiting or "").split(" ")[0], "Waiting")
 
 
 def pattern(text: str) -> Markup:
-    """Return a message with a mark in place of what differs from job to job."""
+    """Return a message with a mark in place of the parts that differ from job to job."""
     return Markup(str(escape(text)).replace("#", '<i class="any">…</i>'))  # noqa: S704 - it was escaped
 
 
 def without_error(sentence: str, error: ErrorInfo | None) -> str:
-    """Return why a job is as it is without its error, which stands below."""
+    """Return the reason of a job's state without its error, which the page shows below."""
     return sentence if error is None else sentence.replace(f" ({error.type}: {error.message[:200]})", "")
 
 
 def count(value: float | None) -> str:
-    """Return a number with thousands apart, a fraction only where it is small; a dash where it is not known."""
+    """Return a number with separated thousands, with a fraction only if it is small; a dash if it is not known."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"  # noqa: PLR2004
 
 
 def took(seconds: float | None) -> str:
-    """Return a span, or a dash where it is not known."""
+    """Return a span, or a dash if it is not known."""
     return UNKNOWN if seconds is None else duration(seconds)
 
 
@@ -106,12 +106,12 @@ def percent(share: float | None) -> str:
 
 
 def moment(at: datetime | str) -> datetime:
-    """Return a time that rows have as text."""
+    """Return the time of a text in rows."""
     return as_utc(at if isinstance(at, datetime) else datetime.fromisoformat(at))
 
 
 def ago(at: datetime | str | None, now: datetime) -> str:
-    """Return how long ago something was, or in how long it will be."""
+    """Return how long ago a moment was, or in how long it will be."""
     if at is None:
         return UNKNOWN
     seconds = (now - moment(at)).total_seconds()
@@ -138,18 +138,18 @@ def clock_short(at: datetime | str) -> str:
 
 
 def since(at: datetime | str, now: datetime) -> str:
-    """Return a moment as a time, with the date unless it is today."""
+    """Return the time of a moment, with the date unless it is today."""
     found = moment(at)
     return f"{found:%H:%M}" if found.date() == now.date() else f"{found:%b %d, %H:%M}"
 
 
 def earlier(at: datetime | str, seconds: float) -> datetime:
-    """Return the moment that many seconds before one."""
+    """Return the moment some seconds before another one."""
     return moment(at) - timedelta(seconds=seconds)
 
 
 def instant(at: datetime | str) -> str:
-    """Return a moment as addresses have it: `2026-11-22T19:00:00Z`."""
+    """Return a moment in the form of addresses: `2026-11-22T19:00:00Z`."""
     return f"{moment(at).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -159,18 +159,18 @@ def short(name: str) -> str:
 
 
 def cut(text: str | None, characters: int) -> str:
-    """Return a text in one line of at most that many characters."""
+    """Return a text in one line of at most `characters_max` characters."""
     line = " ".join((text or "")[: 4 * characters].split())
     return line if len(line) <= characters else line[: characters - 1] + "…"
 
 
 def code(text: str) -> Markup:
-    """Return a sentence with what stands in backticks as code."""
+    """Return a sentence with the words in backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it was escaped
 
 
 def linked(text: str, nouns: Iterable[Noun]) -> list[str | Noun]:
-    """Return a sentence in parts: what its nouns name, where each stands first, and the text between."""
+    """Return a sentence in parts: the first place of each noun, with the thing it names, and the text between."""
     places = ((_place(each.text or each.name, text), each) for each in nouns)
     found = sorted(((at, each) for at, each in places if at >= 0), key=itemgetter(0))
     parts: list[str | Noun] = []
@@ -183,7 +183,7 @@ def linked(text: str, nouns: Iterable[Noun]) -> list[str | Noun]:
 
 
 def _place(name: str, text: str) -> int:
-    """Return where a text has a name as a whole, not as a part of a longer name; -1: nowhere."""
+    """Return the place of a whole name in a text, not of a part of a longer name; -1: nowhere."""
     found = re.search(rf"(?<![\w:/.-]){re.escape(name)}(?![\w/-]|[.:@]\w)", text)
     return -1 if found is None else found.start()
 

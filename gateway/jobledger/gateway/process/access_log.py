@@ -9,7 +9,7 @@ from typing import Final
 
 from jobledger.ledger.logs.lines import Line
 
-#: How long a line waits for others. A process that is killed loses the lines of this time.
+#: How long a line waits for others. A killed process loses the lines of this time.
 _TOGETHER_S: Final = 0.05
 _LINES_MAX: Final = 500
 _log: Final = logging.getLogger("jobledger.gateway.access")
@@ -19,7 +19,7 @@ class AccessLog:
     """The lines that one process has not written yet; `close` writes them."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without lines."""
         self._lines: list[Line] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -42,7 +42,7 @@ class AccessLog:
             self._timer = asyncio.get_running_loop().call_later(_TOGETHER_S, self._write)
 
     def close(self) -> None:
-        """Write what waits; whatever comes after this is written at once."""
+        """Write the waiting lines; later lines are written at once."""
         self._is_closed = True
         self._write()
 

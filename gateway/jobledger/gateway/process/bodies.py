@@ -1,4 +1,4 @@
-"""The body of one request, within limits: of size, of time, and of what is thrown away when it was refused unread."""
+"""The body of one request, with limits on its size, its time, and the bytes discarded after a refusal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.gateway.http.head import added_headers, headers_of
 from jobledger.gateway.problems import ProblemError, broken_off
 
-#: How long a body may be waited for in all, and beyond that how fast it must come.
+#: The total wait for a body; a body that takes longer must come at least this fast.
 BODY_S: Final = 30.0
 BODY_BYTES_PER_S_MIN: Final = 100_000
-#: How long the rest of a body is discarded after its answer: if closed at once, a client would not read the answer.
+#: How long the rest of a body is discarded after its answer: on a close at once, a client would not read the answer.
 _LINGER_S: Final = 1.0
-#: Key in the scope of a request whose whole body is in memory: nobody waits to read it.
+#: Key in the scope of a request whose whole body is in memory, so that no read waits.
 WHOLE: Final = "jobledger.whole"
 
 
@@ -35,7 +35,7 @@ def body_of(scope: Scope, receive: Receive, send: Send, bytes_max: int) -> Body 
 class Body:
     """Stands between an application and the body of its request; use its `receive` and its `send`.
 
-    A body that is read line by line (NDJSON) may have any size: whoever reads it takes it no faster than it is stored.
+    A body that is read line by line (NDJSON) may have any size: its reader takes lines no faster than they are stored.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, bytes_max: int) -> None:
@@ -71,7 +71,7 @@ class Body:
         return message
 
     async def _waited_for(self) -> Message:
-        """Return the next part once it comes. Raises: ProblemError (BODY_TOO_SLOW)."""
+        """Wait for the next part, and return it. Raises: ProblemError (BODY_TOO_SLOW)."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._allowed_s - self._waited_s):
@@ -93,7 +93,7 @@ class Body:
         )
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; one that comes before the end of the body ends the connection."""
+        """Send a part of the answer; an answer before the end of the body ends the connection."""
         follows = self._more and WHOLE not in self._scope
         if follows and message["type"] == "http.response.start":
             added_headers(self._scope).append((b"connection", b"close"))

@@ -1,7 +1,7 @@
 """A child process of the gateway or of `up`: `python -m jobledger.gateway.process.child PROGRAM DESCRIPTOR`.
 
-The descriptor is the line to who started it. Its first message says which ledger and which file, so that no password stands
-on a command line. A child leaves signals to that process, and ends when the line does.
+The descriptor is the line to the parent process. The first message names the ledger and the file, so that no password
+is on a command line. A child leaves signals to its parent, and ends when the line ends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from jobledger.projections.errors import ProjectionError
 from jobledger.workers.processes.line import Line
 from jobledger.workers.processes.messages import Fault
 
-#: Does its work until cancelled; given what the gateway asks, in order.
+#: A function that works until cancelled; it gets the gateway's messages in order.
 Program = Callable[[Ledger, Setup, ToGateway, ObjectReceiveStream[ToChild]], Awaitable[None]]
 
-#: The nice value of each: where processors are scarce, requests and appends come first, then lists, then the past.
+#: Nice values by program: if processors are scarce, requests and appends come first, then lists, then the past.
 _NICE: Final[Mapping[str, int]] = {"projector": 5, "keeper": 10, "past": 10}
 _FAILED_CODE: Final = 1
 _REQUESTS_MAX: Final = 64
@@ -39,7 +39,7 @@ _logger = logging.getLogger("jobledger.gateway.process")
 
 
 def _program(name: str) -> Program:
-    """Import a program, and none of what the others need."""
+    """Import a program, and no modules that only others need."""
     match name:
         case "projector":
             from jobledger.gateway.process.projector import project  # noqa: PLC0415
@@ -67,7 +67,7 @@ async def run(program: Program, end: socket.socket) -> int:
     async with contextlib.aclosing(line.messages()) as messages:
         setup = await anext(messages, None)
         if setup is None:
-            return 0  # the gateway went away at once
+            return 0  # the gateway ended at once
         assert isinstance(setup, Setup), "the first message is the setup"
         _set_up_logs(line, setup)
         send, receive = anyio.create_memory_object_stream[ToChild](_REQUESTS_MAX)
@@ -91,7 +91,7 @@ async def _work(
     try:
         async with connect(**setup.connection) as ledger:
             await program(ledger, setup, line, requests)
-    except Exception as error:  # whatever it is, the gateway says so and begins again
+    except Exception as error:  # whatever it is, the gateway logs it and starts another child
         if not isinstance(error, LedgerError | ProjectionError | ConnectionLostError | OSError):
             _logger.exception("a child process of the gateway failed")
         line.send(Fault(sentence=str(error) or "the connection to the server was lost"))
@@ -110,7 +110,7 @@ def main() -> None:
     if name in _NICE:
         step_back(_NICE[name])
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # a process manager sends them to all; it starts no programs
+        signal.signal(each, signal.SIG_IGN)  # a process manager sends them to all; this child starts none
     end = socket.socket(fileno=int(descriptor))
     gc.disable()
     program = _program(name)

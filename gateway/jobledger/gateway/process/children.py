@@ -1,6 +1,6 @@
-"""Child processes of a gateway, or of `up`: it starts, hears and ends them; none outlives it, and an early end is reported.
+"""Child processes of a gateway, or of `up`: it starts, reads and ends them; none outlives it, early ends are reported.
 
-What is imported here is there without the gateway's extra libraries: `up` has its keeper without them.
+Imports here must not need the gateway's extra libraries, since `up` has its keeper without them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChildEndedError(Exception):
     """A child process ended; another one is started."""
 
     def __init__(self, how: str, why: str = "") -> None:
-        """`how` it ended names no file of this machine; `why`, as the child said itself, may."""
+        """`how`: a description of the end without names of files; `why`: the child's words, which may name files."""
         super().__init__(why or how)
         self.how = f"{how}; the log of the gateway says why" if why else how
 
@@ -57,7 +57,7 @@ async def child(name: str, setup: Setup) -> AsyncGenerator[Child[FromChild], Non
 
 
 async def messages(running: Child[FromChild]) -> AsyncGenerator[FromChild, None]:
-    """Yield what a child says.
+    """Yield the messages of a child.
 
     Raises: ChildEndedError once it has ended.
     """
@@ -68,14 +68,14 @@ async def messages(running: Child[FromChild]) -> AsyncGenerator[FromChild, None]
 
 
 def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
-    """Return what a child of this process is told. `name`: of its connection, behind `jobledger-`.
+    """Return the first message to a child. `name`: the end of its connection's name, after `jobledger-`.
 
     Raises: ConfigurationError for settings that cannot be handed to another process.
     """
     connection = ledger.config.for_another_process()
     if connection is None:
         raise ConfigurationError("nats_options cannot be handed to another process: leave them out")
-    # Short for requests, which somebody waits for; children are as patient as workers.
+    # These limits are short as somebody waits for a request; a child is as patient as a worker.
     del connection["append_timeout_s"], connection["room_timeout_s"]
     level = logging.getLogger("jobledger").getEffectiveLevel()
     return Setup(
@@ -86,21 +86,21 @@ def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
 
 
 class KeeperChild:
-    """The child *keeper*: one look, and what that moves; another process is started for the next one."""
+    """The child *keeper*: one look and its moves; the next look has a new process."""
 
     def __init__(self, ledger: Ledger, projection: Path, default_to: str = "") -> None:
-        """`default_to`: the folder of the archive where the setting names none; made if it is missing.
+        """`default_to`: folder of the archive if the setting names none; made if it is missing.
 
         Raises: ConfigurationError, as `setup_of`.
         """
         self._setup = msgspec.structs.replace(setup_of(ledger, projection, "keeper"), archive=default_to)
 
     async def work(self) -> MoveOutcome:
-        """Have it look whether events are to be moved. Raises: ChildEndedError, OSError."""
+        """Let the child look whether events have to be moved. Raises: ChildEndedError, OSError."""
         return await self._look(self._setup)
 
     async def clear(self) -> MoveOutcome:
-        """Have it look for large values that nothing names. Raises: as `work`."""
+        """Let the child look for large values that no event names. Raises: as `work`."""
         return await self._look(msgspec.structs.replace(self._setup, clears=True))
 
     @staticmethod
@@ -117,8 +117,8 @@ class ProjectorChild:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self.begun = asyncio.Event()  #: the projection's file was there once
-        self.problem = "the projection is not followed yet"  #: "" while it is
+        self.begun = asyncio.Event()  #: set once the projection's file was ready
+        self.problem = "the projection is not followed yet"  #: why it is not followed; "" while it is
 
     async def run(self) -> None:
         """Keep one child, until it ends. Raises: ChildEndedError, OSError."""

@@ -1,4 +1,4 @@
-"""What one gateway process counts about its requests, for Prometheus; jobs and queues are counted by the projection."""
+"""Counters of one gateway process about its requests, for Prometheus; the projection counts jobs and queues."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _RESTARTS = Measure(
     ("child",),
 )
 
-#: Everything that a gateway's `/metrics` has beside what the exporter's has.
+#: All metrics of a gateway's `/metrics` that the exporter's does not have.
 GATEWAY_METRICS: Final = (
     _BUILD,
     _REQUESTS,
@@ -80,17 +80,17 @@ GATEWAY_METRICS: Final = (
 
 
 class Counters:
-    """The counters; added to on the event loop, read from any thread."""
+    """The counters; changed on the event loop, read from any thread."""
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self.requests: dict[tuple[str, str, str], int] = {}  #: by route, method and status
+        self.requests: dict[tuple[str, str, str], int] = {}  #: requests by route, method and status
         self.seconds: dict[str, Histogram] = {}  #: by route
-        self.refusals: dict[str, int] = {}  #: by code
-        self.child_ends: dict[str, int] = {}  #: by program
+        self.refusals: dict[str, int] = {}  #: refusals by code
+        self.child_ends: dict[str, int] = {}  #: ended children by program
 
     def answered(self, route: str | None, method: str, status: int, seconds: float) -> None:
-        """Count a request; `route` is the address as declared, None for one that there is not."""
+        """Count a request; `route`: the address as declared, None for an unknown address."""
         name = NO_ROUTE if route is None else route
         key = (name, method if method in _METHODS else OTHER_METHOD, str(status))
         self.requests[key] = self.requests.get(key, 0) + 1
@@ -100,7 +100,7 @@ class Counters:
         histogram.observe(seconds)
 
     def refused(self, code: str) -> None:
-        """Count a request that was not done."""
+        """Count a refused request."""
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
     def child_ended(self, program: str) -> None:
@@ -109,7 +109,7 @@ class Counters:
 
 
 class GatewayCollector:
-    """Collects what one gateway process knows; `collect` may be called from any thread."""
+    """The collector of one gateway process's metrics; any thread may call `collect`."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class GatewayCollector:
         shares: Shares,
         appends: Callable[[], int],
     ) -> None:
-        """`late_s`: how late the loop was; `appends` returns how many are on their way."""
+        """`late_s`: how late the event loop was; `appends`: returns the number of appends in flight."""
         self._counted = counted
         self._shares = shares
         self._late_s = late_s

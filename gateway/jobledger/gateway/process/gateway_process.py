@@ -1,4 +1,4 @@
-"""One gateway process put together: its application, its server, the processes and services that work for it."""
+"""One gateway process put together: its application, its server, its child processes and services."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.services import outlive
 
-# The user's code that a gateway has loaded (`--app`): its tasks are announced and its schedules declared, as by a worker.
+# The user's code in a gateway (`--app`): its tasks are announced and its schedules declared, as in a worker.
 
 
 class LoadedCode:
-    """The announcer of loaded code: even without a worker, tasks can be enqueued by name and schedules tick."""
+    """The announcer of loaded code, by which tasks can be enqueued by name and schedules tick without a worker."""
 
     def __init__(self, ledger: Ledger, tasks: TaskRegistry, *, schedules: bool) -> None:
         """Announce nothing yet; without `schedules` declare neither these nor routes. Raises: ConfigurationError where there is no task."""
-        self.announced = asyncio.Event()  #: the tasks are written, or the server refused them
+        self.announced = asyncio.Event()  #: set once the tasks are stored, or the server refused them
         self._ledger = ledger
         self._tasks = with_hooks(tasks)
         self._identity = new_identity()
         found = list(tasks.schedules.values()) if schedules else []
         self._routes = list(tasks.routes.values()) if schedules else []
-        # Of all queues: jobs of a queue that no worker serves can run in requests to `/v1/run`.
+        # All queues, since requests to `/v1/run` can run jobs of a queue that no worker serves.
         self._declaring = ScheduleDeclarer(ledger, found, [each.queue for each in found])
 
     async def keep(self) -> None:
@@ -74,12 +74,12 @@ class LoadedCode:
         await outlive(self._ledger.connection, name, run)
 
 
-#: Bytes that a body may have beside the largest value.
+#: Bytes of a body beside the largest value in it.
 _BODY_BYTES_EXTRA: Final = 64 << 10
 #: How long the first request waits for the projection's file and for the announcement of tasks.
 _FIRST_S: Final = 10.0
 
-#: Files that are open beside connections: the projection's, those of past moments, of children and of the log.
+#: Open files beside connections: of the projection, of past moments, of children and of the log.
 _OTHER_FILES: Final = 128
 _log: Final = logging.getLogger("jobledger.gateway")
 
@@ -103,10 +103,10 @@ class Process:
         hosting: WebhookHost | None = None,
         keeps: bool = False,
     ) -> None:
-        """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
+        """Without `project` another process follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
 
-        `schedules`: declare those of the tasks' modules. `hosting`: have a worker for the gateway's own tasks, make
-        deliveries of webhooks, and judge watches. `keeps`: be the keeper; the folder of the archive is on this machine.
+        `schedules`: declare the schedules of the tasks' modules. `hosting`: run a worker for the gateway's own tasks,
+        deliver webhooks, and judge watches. `keeps`: be the keeper; the folder of the archive is on this machine.
 
         Raises: ConfigurationError.
         """
@@ -191,7 +191,7 @@ class Process:
             self._answering.log.close()
 
     async def _begun(self) -> None:
-        """Wait for what the first request may need, but not for long: it is answered all the same."""
+        """Wait a short time for things that the first request may need; after that it is answered without them."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):
                 if self._code is not None:
@@ -200,7 +200,7 @@ class Process:
                     await self._following.begun.wait()
 
     def _services(self) -> list[Service]:
-        """Return what runs beside the requests, and begins again whenever it ends."""
+        """Return the services that run beside the requests, and that are started again when they end."""
         found: list[Service] = [("past", self._past.run)]
         if self._following is not None:
             found.append(("projector", self._following.run))
@@ -217,7 +217,7 @@ class Process:
         async def counted() -> None:
             try:
                 await service()
-            except Exception:  # whatever ends it is counted; `outlive` logs it and starts the service again
+            except Exception:  # every end is counted; `outlive` logs it and starts the service again
                 self.counted.child_ended(name)
                 raise
 
@@ -232,7 +232,7 @@ class Process:
 
 
 def _connections(settings: Settings) -> Share:
-    """Return the share of connections; where this process may not open as many files, a smaller one."""
+    """Return the share of connections, smaller if this process may not open as many files."""
     share = settings.shares.get("connections", SHARES["connections"])
     most = max(raise_file_limit() - _OTHER_FILES, 2)
     if share.total <= most:

@@ -24,14 +24,14 @@ from jobledger.projections import ProjectionError
 #: A process whose lists are older than this gets no requests.
 LAG_S_MAX: Final = 10.0
 _LOOK_S: Final = 3.0
-#: How long an answer counts: every load balancer of a fleet asks every second.
+#: How long an answer is used again, since every load balancer of a fleet asks every second.
 _KEPT_S: Final = 0.5
 
 _log: Final = logging.getLogger("jobledger.gateway")
 
 
 class ProcessHealth:
-    """Looks when somebody asks."""
+    """The health of a process, checked when somebody asks."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ProcessHealth:
         *,
         overloaded: Callable[[], str],
     ) -> None:
-        """`followed`: why the projection is not followed; `overloaded`: what is overloaded; "" while all is well."""
+        """`followed`, `overloaded`: return the reason why it is not followed, or is overloaded; "" without one."""
         self._ledger = ledger
         self._projection = projection
         self._life = life
@@ -51,18 +51,18 @@ class ProcessHealth:
         self._registry = registry
         self._overloaded = overloaded
         self._looked: tuple[float, str] = (float("-inf"), "")
-        self._logged = ""  # what the log said last, so that it says it once
+        self._logged = ""  # the last error in the log, which is logged once
         self._looking = anyio.Lock()
 
     async def why_not_ready(self) -> str:
-        """Return "" while requests are to come here, else why not, in a sentence."""
+        """Return "" while this process should get requests, else the reason in a sentence."""
         if self._life.stopping.is_set():
             return "this gateway is stopping"
         if not self._ledger.connection.is_connected:
             return "there is no connection to the server"
         if reason := self._followed() or self._overloaded():
             return reason
-        async with self._looking:  # one read answers all who asked meanwhile
+        async with self._looking:  # one read answers all callers that wait meanwhile
             if time.monotonic() - self._looked[0] > _KEPT_S:
                 self._looked = (time.monotonic(), await self._look())
             return self._looked[1]
@@ -84,7 +84,7 @@ class ProcessHealth:
         return ""
 
     def _told(self, error: Exception) -> str:
-        """Return what is answered to anybody; the log has the rest."""
+        """Return the sentence for callers without rights, and log the error once."""
         told = without_files(error)
         if told != str(error) != self._logged:
             self._logged = str(error)
@@ -93,5 +93,5 @@ class ProcessHealth:
 
     async def scrape(self, accept: str) -> tuple[str, bytes]:
         """Return the metrics as Prometheus reads them: content type and text."""
-        # In a thread, because the exporter waits there for answers that come on this loop.
+        # In a thread, since the exporter blocks until answers arrive on this loop.
         return await anyio.to_thread.run_sync(scrape, self._registry, accept)

@@ -1,4 +1,4 @@
-"""The child *keeper*: moves old events, or deletes large values, once, so that no request and no job waits for that."""
+"""The child *keeper*: it moves old events or deletes large values once, so that no request or job waits for that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobledger.ledger import Ledger
 async def move_events(
     ledger: Ledger, setup: Setup, line: ToGateway, _requests: ObjectReceiveStream[ToChild]
 ) -> None:
-    """Look once, and say what came of it. Raises: UnreachableError, what a look raises."""
+    """Look once, and report the outcome. Raises: UnreachableError, and the errors of a look."""
     if setup.clears:
         moved = await clear_once(ledger, setup.archive)
     else:

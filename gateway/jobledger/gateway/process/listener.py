@@ -14,15 +14,16 @@ from jobledger.ledger.files import refuse_unfit
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
 
 BACKLOG: Final = 2_048
-FILES_MAX: Final = 1 << 16  #: what a process needs at the most
+FILES_MAX: Final = 1 << 16  #: the most files that a process needs
 
 
 def listen(host: str, port: int, *, is_shared: bool = False, option: str = "--port") -> socket.socket:
     """Return a socket that listens on an address; port 0 takes a free one.
 
-    `is_shared`: others of ours bind it too, and it does not listen yet. `option`: which one names another port.
+    `is_shared`: other processes of ours bind it, too, and it does not listen yet. `option`: the one that names another
+    port.
 
-    Raises: ConfigurationError for an address that is none, PortInUseError.
+    Raises: ConfigurationError for a wrong address, PortInUseError.
     """
     family, address = _address(host, port)
     found = socket.socket(family, socket.SOCK_STREAM)
@@ -31,7 +32,7 @@ def listen(host: str, port: int, *, is_shared: bool = False, option: str = "--po
         if is_shared:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind(address)
-        if not is_shared:  # until one socket listens, the system lets others bind the same port
+        if not is_shared:  # until a socket listens, others can bind the same port
             found.listen(BACKLOG)
     except OSError as error:
         found.close()
@@ -43,12 +44,12 @@ def listen(host: str, port: int, *, is_shared: bool = False, option: str = "--po
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it is allowed to, each connection being one; return how many those are."""
+    """Let this process open as many files as it is allowed to (a connection is a file); return their number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return FILES_MAX if soft == resource.RLIM_INFINITY else soft
-    with contextlib.suppress(ValueError, OSError):  # systems with a lower limit that they do not tell
+    with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft
@@ -80,7 +81,7 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 def url_of(bound: socket.socket, *, https: bool) -> str:
-    """Return the address of a socket for a browser."""
+    """Return the URL of a socket for a browser."""
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if https else 'http'}://{shown}:{port}"
@@ -93,8 +94,8 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
             if each is not None:
                 refuse_unfit(
                     each, links=True
-                )  # OpenSSL would wait for the other end of a pipe, deaf to signals
+                )  # OpenSSL would wait for the other end of a pipe, and ignore signals
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:  # the latter is one of the former, and says less
+    except (OSError, ssl.SSLError) as error:  # SSLError is an OSError, but with less to say
         what = f"{certificate}" if key is None else f"{certificate} and {key}"
         raise ConfigurationError(f"{what} are no certificate and its key, in PEM: {error}") from error

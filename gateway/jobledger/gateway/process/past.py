@@ -1,4 +1,4 @@
-"""The child *past* as its gateway sees it: rows of past moments, made one at a time; too long a wait is refused."""
+"""The child *past* as its gateway sees it: rows of past moments, made one at a time; long waits are refused."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jobledger.projections import ProjectionError, Store
 from jobledger.workers.processes.child import Child
 
 _WAIT_S: Final = 60.0
-#: Events that the child asks the server for at a time. To send 2,048 keeps the server busy for 10 ms, in which it answers
+#: Events that the child asks the server for at a time. Sending 2,048 events takes the server 10 ms, in which it answers
 #: nobody else.
 _PREFETCH: Final = 256
 
 
 class _WantedMoment:
-    """One moment that is to come, and how many wait for it or read it."""
+    """One wanted moment, and the number of its readers, waiting ones included."""
 
     def __init__(self) -> None:
         self.path: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
@@ -34,7 +34,7 @@ class _WantedMoment:
 
 
 class PastViews:
-    """Rows of past moments, from a child that the first request for one starts."""
+    """Rows of past moments, from a child that the first such request starts."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = msgspec.structs.replace(
@@ -70,7 +70,7 @@ class PastViews:
             _fail(wanted, error)
         elif wanted.readers:
             wanted.path.set_result(Path(message.path))
-        else:  # whoever wanted it went away
+        else:  # nobody wants the file any more
             running.send(GiveBack(path=message.path))
 
     def _give_up(self) -> None:
@@ -82,7 +82,7 @@ class PastViews:
 
     @contextlib.asynccontextmanager
     async def opened(self, stream_sequence: int) -> AsyncGenerator[Store, None]:
-        """Open the rows as of a moment that `refuse_archived` lets pass, for the length of the block.
+        """Open the rows as of a moment for the length of the block; `refuse_archived` must accept the moment first.
 
         Raises: ProblemError (BUSY, SHARE_USED), ServerUnreachableError, ProjectionError.
         """

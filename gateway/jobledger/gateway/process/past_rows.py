@@ -1,7 +1,7 @@
 """The child *past*: makes the rows of past moments, one at a time, and keeps the files of the last few.
 
-They lie beside the projection in `<path>.past/<random>/`, which is removed at the end. A lock on `<random>.lock` says that
-its child lives: a child that starts removes the folders that killed ones left, from any machine or container.
+They lie beside the projection in `<path>.past/<random>/`, which is removed at the end. A lock on `<random>.lock` shows
+that its child lives: a new child removes the folders that killed children left, on any machine or container.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def folder_of(projection: Path) -> Path:
 
 
 async def lend(ledger: Ledger, setup: Setup, line: ToGateway, requests: ObjectReceiveStream[ToChild]) -> None:
-    """Lend the files that are wanted until cancelled."""
+    """Make and lend wanted files until cancelled."""
     path = Path(setup.projection)
     with _folder(folder_of(path)) as folder:
         past = PastFiles(
@@ -64,7 +64,7 @@ async def _lent(ledger: Ledger, past: PastFiles, wanted: Want) -> Lent | NotLent
 
 @contextlib.contextmanager
 def _folder(parent: Path) -> Generator[Path, None, None]:
-    """Make a folder that nobody else uses, and remove it at the end, with those of the dead."""
+    """Make a folder for this child alone; at the end remove it, and those of killed children."""
     make_folder(parent)
     folder = parent / secrets.token_hex(8)
     lock = folder.with_suffix(_LOCK)
@@ -78,12 +78,12 @@ def _folder(parent: Path) -> Generator[Path, None, None]:
         shutil.rmtree(folder, ignore_errors=True)
         lock.unlink(missing_ok=True)
         os.close(descriptor)
-        with contextlib.suppress(OSError):  # others use theirs
+        with contextlib.suppress(OSError):  # other children have folders in it
             parent.rmdir()
 
 
 def remove_those_of_the_dead(parent: Path, own: Path | None = None) -> None:
-    """Remove the folders whose child was killed."""
+    """Remove the folders of killed children."""
     for lock in parent.glob(f"*{_LOCK}"):
         if lock == own:
             continue

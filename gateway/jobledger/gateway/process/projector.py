@@ -15,9 +15,9 @@ from jobledger.workers.processes.messages import Ready
 async def project(
     ledger: Ledger, setup: Setup, line: ToGateway, _requests: ObjectReceiveStream[ToChild]
 ) -> None:
-    """Follow until cancelled; say so once the file is there.
+    """Follow until cancelled; report once the file is ready.
 
-    Raises: ProjectionError, and what `Log.read` raises.
+    Raises: ProjectionError, and as `Log.read`.
     """
     path = Path(setup.projection)
     with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it, with limits that it has not: on heads, on what nobody reads, and on a reader's patience."""
+"""HTTP/1.1 of uvicorn with further limits: on heads, on discarded bytes, and on slow readers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from jobledger.gateway.process.bodies import WHOLE
 #: Request line and headers together; what a browser or proxy sends is below 16 KiB.
 HEAD_BYTES_MAX: Final = 64 << 10
 _AROUND_HEADER: Final = len(":\r\n")
-#: Bytes that the parser gets at once: it does not report where in them a head began or ended.
+#: Bytes that the parser gets at once; few, since it does not report where in them a head began or ended.
 _PART_BYTES_MAX: Final = 16 << 10
 #: The time limit from a connection, or from the first byte of a later request on it, to the end of the headers.
 HEAD_S: Final = 10.0
-#: How long a reader may read nothing while an answer waits for it.
+#: How long a reader may take nothing of a waiting answer.
 READER_S: Final = 30.0
-#: How long a client's bytes are discarded after a refusal: if closed at once, the client might not read why.
+#: How long a client's bytes are discarded after a refusal: on a close at once, it might not read the reason.
 LINGER_S: Final = 2.0
-#: Of a body that comes after its answer.
+#: Bytes of a body that are discarded after its answer.
 _LEFT_OVER_BYTES_MAX: Final = 1 << 20
-_INFORMATIONAL: Final = b"HTTP/1.1 1"  #: begins what is not yet the answer, as 100 Continue
+_INFORMATIONAL: Final = b"HTTP/1.1 1"  #: beginning of a response before the answer, as 100 Continue
 
 
-#: Counts a connection from an address, and returns what counts it as closed. Raises: ProblemError (SHARE_USED, BUSY).
+#: A function that counts a connection from an address, and returns a function that counts it as closed. Raises:
+#: ProblemError (SHARE_USED, BUSY).
 Take = Callable[[str], Callable[[], None]]
 
 
@@ -49,7 +50,7 @@ class _Together:
             head, self._head = self._head, b""
             self._transport.write(
                 head + data
-            )  # as one: for two uvloop takes 5 us more than to put them together
+            )  # as one: in uvloop a second write takes 5 us more than joining them
         elif self._has_begun or data.startswith(_INFORMATIONAL):
             self._transport.write(data)
         else:
@@ -68,10 +69,10 @@ class _Together:
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
-    """Forgets headers that come behind a body: proxies check only those before it, so these must not count."""
+    """A list that drops headers behind a body: proxies check only those before it, so these must not count."""
 
     def append(self, _header: tuple[bytes, bytes]) -> None:
-        """Forget a header."""
+        """Drop a header."""
 
 
 _TRAILERS: Final = _Trailers()
@@ -86,12 +87,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._take = take
         self._give_back: Callable[[], None] | None = None  # None: the connection was refused
         self._in_body = False
-        self._between = False  # the last request is whole, and no byte of the next one has come
+        self._between = False  # True after a whole request, before the first byte of the next
         self._refused = False
-        # Bytes of this head; within a body, since its last part; after the answer, all that still comes of the body.
+        # A count of bytes: of this head; within a body, since its last part; after the answer, of the rest of the body.
         self._bytes = 0
         self._fed = 0  # bytes that the parser got at once
-        self._head_max = 0  # the most that this head can have: it may include the end of the request before
+        self._head_max = 0  # upper bound of this head; it may include the end of the request before
         self._head_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
 
@@ -133,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._between = False
         super().data_received(data)
         if self._between or self._refused:
-            return  # the usual case: a whole request has come
+            return  # the usual case: a whole request in one part
         if self._in_body and self.cycle.response_complete:
             if self._bytes > _LEFT_OVER_BYTES_MAX:
                 self.transport.close()
@@ -161,13 +162,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_limit is not None:
             self._end_head()
         super().on_headers_complete()
-        self.headers = _TRAILERS  # those of the request are in its scope
+        self.headers = _TRAILERS  # headers of the request itself are in its scope
         self.cycle.transport = self._together  # type: ignore[assignment]  # uvicorn calls no other method of it
 
     def _is_head_too_long(self) -> bool:
-        """Return whether a head is longer than it may be: by what came before this part, or by what the parser made of it."""
+        """Return whether a head is too long, by the bytes before this part or by its parsed headers."""
         if self._bytes - self._fed >= HEAD_BYTES_MAX:
-            return True  # with the blanks around values, which the parser leaves out
+            return True  # the count includes blanks around values, which the parser drops
         lengths = (len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
         return len(self.url) + sum(lengths) > HEAD_BYTES_MAX
 
@@ -221,7 +222,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reader_limit = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; what the parser says of it helps nobody."""
+        """Refuse bytes that are no HTTP; the parser's message would not help the client."""
         del msg
         self._refuse(
             "400 Bad Request", "this is no HTTP/1.1 request: see whether http and https are mixed up"

@@ -1,4 +1,4 @@
-"""Every request from its first byte to its last: limits, what is counted, the access log, and what nobody else caught."""
+"""Every request from its first byte to its last: limits, counters, the access log, and uncaught errors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from jobledger.gateway.process.counters import Counters
 
 #: Appends in flight at once: more than all uploads may have together, so that other requests find room.
 APPENDS_MAX: Final = 2_048
-BULK_APPENDS_MAX: Final = 500  #: of one upload
+BULK_APPENDS_MAX: Final = 500  #: appends in flight of one upload
 #: How long a request waits for a NATS server that does not answer. Workers wait longer.
 SILENT_S_MAX: Final = 10.0
-#: How long a request waits for room.
+#: How long a request waits until the ledger has room.
 _PATIENCE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -36,7 +36,7 @@ _GUARDS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b
 
 
 def _complete(head: Message, scope: Scope) -> None:
-    """Add the headers that every answer has to the head of one."""
+    """Add the headers of every answer to a head."""
     headers = [*head.get("headers", ()), *added_headers(scope)]
     said = {name for name, _ in headers}
     headers += [pair for pair in _GUARDS if pair[0] not in said]
@@ -44,7 +44,7 @@ def _complete(head: Message, scope: Scope) -> None:
 
 
 class Requests:
-    """The outermost part of the application. `appends` returns how many appends are on their way."""
+    """The outermost part of the application. `appends` returns the number of appends in flight."""
 
     def __init__(
         self, app: ASGIApp, life: Life, counted: Counters, *, body_bytes_max: int, appends: Callable[[], int]
@@ -94,14 +94,14 @@ class Requests:
                 receive,
                 send,
             )
-        except Exception as error:  # whatever nobody caught: it is answered in the same form
+        except Exception as error:  # an uncaught error gets an answer in the usual form
             if status():
                 _log.error("an answer broke off", exc_info=error if code_of(error) == "INTERNAL" else None)
                 raise
             await _refuse(error, scope, receive, send)
 
     async def _admit(self, scope: Scope) -> None:
-        """Wait until the ledger has room for what a request stores, but not for long. Raises: ProblemError (LEDGER_BUSY)."""
+        """Wait a short time for room for the appends of a request. Raises: ProblemError (LEDGER_BUSY)."""
         if scope["method"] in _SAFE or self._appends() < APPENDS_MAX:
             return
         give_up_at = time.monotonic() + _PATIENCE_S
@@ -119,7 +119,7 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
 
 
 def _note(counted: Counters, log: AccessLog, scope: Scope, status: int, seconds: float) -> None:
-    """Count a request and log it: who asked for which address, and what came of it; no values and no secrets."""
+    """Count a request and log it: caller, address and outcome; no values and no secrets."""
     route = getattr(scope.get("route"), "path", None)
     method = scope["method"]
     counted.answered(route, method, status, seconds)
@@ -134,7 +134,7 @@ def _note(counted: Counters, log: AccessLog, scope: Scope, status: int, seconds:
             "request": request_id_of(scope),
             "key": "nobody" if principal is None else principal.key_id or principal.name,
             "method": method[:_PATH_SHOWN_MAX],
-            # As it was sent, so without control characters; of one that holds a secret only the pattern.
+            # The path as it was sent, so without control characters; for a path with a secret only the pattern.
             "path": route
             if route and "{token" in route
             else scope["raw_path"].decode("latin-1")[:_PATH_SHOWN_MAX],

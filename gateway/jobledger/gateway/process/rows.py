@@ -1,4 +1,4 @@
-"""The projection as a gateway reads it: followed by another process, so that no request waits for a fold."""
+"""The projection as a gateway reads it: another process follows the ledger, so that no request waits for a fold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobledger.ledger import Ledger
 from jobledger.projections import Moment, Position, Store
 from jobledger.projections.agreement import refuse_archived_position
 
-#: How long a reader of its own writes waits for the projector.
+#: How long a client that reads its own writes waits for the projector.
 CATCH_UP_S: Final = 5.0
 _OPEN_MAX: Final = 8
 
@@ -27,15 +27,15 @@ class FollowedRows(Rows):
         self._past = past
 
     async def catch_up(self) -> Position:
-        """Wait until the rows have what the ledger has now; return how far they are.
+        """Wait until the rows have the ledger's present events; return the position of the rows.
 
-        Raises: ProjectionTimeoutError; PositionArchivedError where they will never be there; ProjectionError in its other
-            kinds, UnreachableError.
+        Raises: ProjectionTimeoutError; PositionArchivedError if the rows can never reach it; ProjectionError in its
+            other kinds, UnreachableError.
         """
         head, path = await self.ledger.log.head(), await self.path()
         with Store.open(path) as store:
             position = store.position()
-            if position.event_hash:  # a new file begins where the ledger does
+            if position.event_hash:  # a new file begins with the ledger's first event
                 refuse_archived_position(path, position, head)
             return await store.wait_for(head.last_sequence, timeout_s=CATCH_UP_S)
 
@@ -51,7 +51,7 @@ class FollowedRows(Rows):
 
 
 class FollowedProjection:
-    """The rows of lists, as far as the projector has come; each answer says how far that is."""
+    """The rows of lists, as far as the projector has come; each answer contains the position."""
 
     def __init__(self, rows: FollowedRows, path: Path) -> None:
         self._rows = rows
@@ -73,12 +73,12 @@ class FollowedProjection:
 
     @contextlib.contextmanager
     def _store(self) -> Generator[Store, None, None]:
-        """Give a store that nobody else reads meanwhile, on the file that is there now."""
+        """Yield a store for one reader alone, on the present file."""
         store = self._idle.pop() if self._idle else Store.open(self._path)
         try:
             store.renew()
             yield store
-        except BaseException:  # a cancelled reader may have left a query half-way: nobody else gets its store
+        except BaseException:  # a cancelled reader may have left a query half-way: do not use its store again
             store.close()
             raise
         if len(self._idle) < _OPEN_MAX:

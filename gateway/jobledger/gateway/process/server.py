@@ -25,17 +25,17 @@ _GRACE_S_MAX: Final = 3_600.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one gateway process listens and stops."""
+    """The settings by which one gateway process listens and stops."""
 
     host: str = "127.0.0.1"
     port: int = 8080  #: 0 takes a free one
     listening: int | None = (
-        None  #: descriptor of a socket that listens already: host and port are not looked at
+        None  #: descriptor of a socket that listens already; host and port are ignored then
     )
-    grace_s: float = 10.0  #: how long requests that run may go on after a stop
+    grace_s: float = 10.0  #: how long running requests may go on after a stop
     https_cert: Path | None = None  #: certificate in PEM
     https_key: Path | None = None  #: its key; None: in the same file
-    shares: dict[Kind, Share] = {}  #: of what may be open at once, in the place of the usual ones
+    shares: dict[Kind, Share] = {}  #: shares of what may be open at once, which replace the usual ones
 
     def __post_init__(self) -> None:
         """Check every value. Raises: ConfigurationError."""
@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are ours."""
+    """A uvicorn that leaves signals to us."""
 
     on_ready: Callable[[], None]
 
@@ -63,7 +63,7 @@ class Server:
     """Answers requests on one socket until it is stopped."""
 
     def __init__(self, app: ASGIApp, settings: Settings, take: Take) -> None:
-        """`take` counts connections. Raises: ConfigurationError for a certificate that is none."""
+        """`take` counts connections. Raises: ConfigurationError for an unreadable certificate."""
         if settings.https_cert is not None:
             check_certificate(settings.https_cert, settings.https_key)
         config = uvicorn.Config(
@@ -86,11 +86,11 @@ class Server:
         self._server = _Uvicorn(config)
 
     async def run(self, bound: socket.socket, on_ready: Callable[[], None]) -> None:
-        """Answer until `stop`, and until what runs then has ended or its grace is over."""
+        """Answer until `stop`, and then until running requests have ended or the grace is over."""
         self._server.on_ready = on_ready
         await self._server.serve([bound])
 
     def stop(self) -> None:
-        """Take no more requests, and let those that run end; at once when called again."""
+        """Take no more requests, and let running ones end; when called again, end them at once."""
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True

@@ -1,6 +1,6 @@
-"""How a child process steps back where processors are scarce: a process that answers requests runs at once, in its place.
+"""Low priority of a child process if processors are scarce, so that a process that answers requests runs at once.
 
-Three settings decide that on Linux, each only where the kernel has it. Other systems have `nice` alone.
+On Linux three settings decide this, each only if the kernel has it. Other systems have `nice` alone.
 
 - `nice`: the share of a processor beside others of its group.
 - The nice value of its group. A process with a session of its own is weighed as a group, beside which its own nice value
@@ -24,17 +24,17 @@ _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _SET_ATTRIBUTES: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 #: `struct sched_attr` in its first version: size, policy, flags, nice, priority, runtime, deadline, period.
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
-_TURN_NS: Final = 100_000_000  #: the longest that the kernel accepts
+_TURN_NS: Final = 100_000_000  #: longest turn that the kernel accepts
 
 
 def step_back(nice: int) -> None:
-    """Let others run first. `nice`: how much is added to the nice value. For a process that has no other threads yet."""
+    """Let others run first. `nice`: added to the nice value. Call it before the process has other threads."""
     now = os.nice(nice)
-    if os.getsid(0) == os.getpid():  # in another session it would slow down the whole terminal
+    if os.getsid(0) == os.getpid():  # else the session is shared, and the whole terminal would slow down
         with contextlib.suppress(OSError):
             _AUTOGROUP.write_text(str(now), encoding="ascii")
     number = _SET_ATTRIBUTES.get(platform.machine())
     if platform.system() == "Linux" and number is not None:
         attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, now, 0, _TURN_NS, 0, 0)
-        # A kernel that refuses it leaves the turns as they are.
+        # After a refusal of the kernel the length of turns stays as it is.
         ctypes.CDLL(None).syscall(number, 0, attributes, 0)

@@ -31,7 +31,7 @@ _CONCURRENCY: Final = 64
 
 
 def own_tasks(setup: Setup) -> list[Task[..., Any]]:
-    """Return the tasks that a gateway runs itself. Raises: ConfigurationError for a network that is none."""
+    """Return the tasks that a gateway runs itself. Raises: ConfigurationError for text that is no network."""
     secrets = Secrets(os.environ, Path(setup.key_file) if setup.key_file else None)
     poster = Poster(Targets(networks(setup.allow_targets)))
     return [deliver_task(DeliverySender(poster, secrets)), bulk_act, verify_task(Path(setup.projection))]
@@ -40,7 +40,7 @@ def own_tasks(setup: Setup) -> list[Task[..., Any]]:
 async def work(
     ledger: Ledger, setup: Setup, line: ToGateway, _requests: ObjectReceiveStream[ToChild]
 ) -> None:
-    """Work until cancelled; say so once jobs are taken. Raises: LedgerError, ConnectionLostError."""
+    """Work until cancelled; report once jobs are taken. Raises: LedgerError, ConnectionLostError."""
     config = WorkerConfig(queues=(DELIVERIES_QUEUE, QUEUE), concurrency=_CONCURRENCY, schedules=False)
     worker = Worker(ledger, TaskRegistry(own_tasks(setup)), config)
 
@@ -55,5 +55,5 @@ async def work(
             await worker.run()
             group.cancel_scope.cancel()
     except ExceptionGroup as errors:
-        # Several may fail at once for one reason, such as a silent server: say it once.
+        # Several parts may fail at once for one reason, such as a silent server: report it once.
         raise errors.exceptions[0] from errors

@@ -1,4 +1,4 @@
-"""The child *worker* as its gateway sees it, and what it is told of webhooks."""
+"""The child *worker* as its gateway sees it, and its settings for webhooks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jobledger.workers.processes.messages import Ready
 
 
 class WebhookHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway's own worker is told of webhooks."""
+    """The settings for webhooks of the gateway's own worker."""
 
     allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
-    key_file: Path | None = None  #: what unseals secrets
+    key_file: Path | None = None  #: file of the key that unseals secrets
 
     def __post_init__(self) -> None:
-        """Refuse networks that are none, before anything is started. Raises: ConfigurationError."""
+        """Refuse texts that are no networks before anything is started. Raises: ConfigurationError."""
         networks(self.allow_targets)
 
 

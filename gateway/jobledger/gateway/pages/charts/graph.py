@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from jobledger.gateway.pages.charts.marks import number, title
 
-_BOX: Final = (172, 30)  #: pixels
+_BOX: Final = (172, 30)  #: width and height in pixels
 _STEP: Final = (190, 58)
 _LETTERS_MAX: Final = 24
 
@@ -25,7 +25,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph(rows: Sequence[Sequence[Box]], edges: Sequence[tuple[str, str]], *, label: str) -> Markup:
-    """Return the graph; `edges` name boxes by their ids, from the one that comes first to the one after it."""
+    """Return the graph; `edges` are pairs of ids: a box, and a box that follows it."""
     wide = max((len(row) for row in rows), default=1)
     width, height = wide * _STEP[0], len(rows) * _STEP[1]
     places = {

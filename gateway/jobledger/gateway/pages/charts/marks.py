@@ -1,4 +1,4 @@
-"""What all charts share: numbers and texts as SVG has them, scales with round numbers, and the axis of time."""
+"""Parts that all charts share: numbers and texts of SVG, scales with round numbers, and the axis of time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from markupsafe import Markup, escape
 
-#: Text of a value on an axis or in a title.
+#: A function that returns the text of a value on an axis or in a title.
 Said = Callable[[float], str]
 
 TICK_HEIGHT: Final = 18  #: pixels below a plot, for the texts of its axis of time
@@ -67,12 +67,12 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def top(self) -> float:
-        """The value at its end, not lower than the highest one that is shown."""
+        """The value at its end, at least the highest value shown."""
         return self.step * self.parts
 
 
 def scale_of(highest: float, parts: int, *, whole: bool) -> Scale:
-    """Return an axis of about that many parts; `whole`: the values are counts, so its steps are whole numbers."""
+    """Return an axis with about `parts` parts; `whole`: the values are counts, so the steps are whole numbers."""
     if highest <= 0 or not math.isfinite(highest):
         return Scale(step=1.0, parts=1)
     wish = highest / parts
@@ -114,7 +114,7 @@ def grid(scale: Scale, height: int) -> str:
 
 
 def _places(scale: Scale, height: int) -> list[tuple[float, float]]:
-    """Return where the lines of an axis are, in pixels from the top, and what they stand for."""
+    """Return the lines of an axis: pixels from the top, and the value of each."""
     return [
         (TOP + height * (1 - part / scale.parts), scale.step * part) for part in range(scale.parts, -1, -1)
     ]
@@ -131,7 +131,7 @@ def time_texts(axis: TimeAxis, height: int) -> str:
 
 
 def framed(inside: str, beside: str, *, height: int, label: str, style: str = "chart") -> Markup:
-    """Return a whole chart: values beside it, and the plot with its name for those who do not see it."""
+    """Return a whole chart: the values beside it, and the plot with its name for screen readers."""
     total = TOP + height + TICK_HEIGHT
     return Markup(  # noqa: S704 - every text in it was escaped where it was put in
         f'<div class="{style}">{beside}<svg class="plot" height="{total}" role="img" aria-label="{escape(label)}">'

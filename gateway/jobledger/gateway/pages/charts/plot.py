@@ -1,4 +1,4 @@
-"""Figures over time: bars on top of each other, lines, the band between two lines, and notes of what somebody did."""
+"""Figures over time: bars on top of each other, lines, the band between two lines, and notes of acts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jobledger.gateway.pages.charts.marks import (
     title,
 )
 
-_GAP: Final = 0.14  #: of a span's width, between two bars
+_GAP: Final = 0.14  #: share of a span's width between two bars
 _WIDE: Final = 1000  #: units across the drawing of lines, which is stretched to the width of the chart
-_MANY: Final = 12  #: of a chart with more bars a few may be cut off
+_MANY: Final = 12  #: a chart with more bars than this may cut off a few
 _BEYOND: Final = 3.0  #: bars above this many times the usual height are cut off
-_LOW: Final = 130  #: pixels, up to which a chart has few lines
+_LOW: Final = 130  #: a chart up to this height in pixels has few lines
 _SPARK_HEIGHT: Final = 20
-_LATE: Final = 0.8  #: of the width: beyond it a text stands to the left of its place
+_LATE: Final = 0.8  #: beyond this share of the width a text stands to the left of its place
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +51,9 @@ def plot(
     notes: Sequence[Note] = (),
     height: int = 140,
 ) -> Markup:
-    """Return one chart. `band`: what lies between the first two lines is filled.
+    """Return one chart. `band`: fill the area between the first two lines.
 
-    A mark carries its span as `data-from` and `data-to`: the script moves and narrows the time shown with them.
+    A mark carries its span as `data-from` and `data-to`, by which the script changes the time shown.
     """
     sums = [sum(each.values[index] or 0 for each in stack) for index in range(axis.count)]
     known = [value for each in lines for value in each.values if value is not None]
@@ -77,7 +77,7 @@ def plot(
 
 
 def _shown(sums: Sequence[float]) -> float:
-    """Return up to where bars are drawn: a few that are far beyond all others are cut off, and say how high they are."""
+    """Return the height up to which bars are drawn: a few far higher ones are cut off, with the value as text."""
     order = sorted(each for each in sums if each)
     usual = order[int(len(order) * 0.94)] if len(order) > _MANY else 0
     highest = order[-1] if order else 0
@@ -122,7 +122,7 @@ def _path(places: Sequence[tuple[float, float] | None], count: int) -> str:
     parts, before = "", None
     for index, place in enumerate(places):
         after = places[index + 1] if index + 1 < len(places) else None
-        if place is not None and before is None and after is None:  # nobody would see a point
+        if place is not None and before is None and after is None:  # a single point: draw a short line
             parts += f"M{number(place[0] - _WIDE / 2 / count)} {number(place[1])}h{number(_WIDE / count)}"
         elif place is not None:
             parts += f"{'M' if before is None else 'L'}{number(place[0])} {number(place[1])}"
@@ -131,7 +131,7 @@ def _path(places: Sequence[tuple[float, float] | None], count: int) -> str:
 
 
 def _band(low: Series, high: Series, count: int, height: float, top: float) -> str:
-    """Return what lies between two lines, each unbroken part by itself."""
+    """Return the area between two lines, each unbroken part by itself."""
     below, above = (_places(each.values, count, height, top) for each in (low, high))
     parts = ""
     under: list[tuple[float, float]] = []
@@ -166,7 +166,7 @@ def _note(axis: TimeAxis, note: Note, height: int) -> str:
 
 
 def spark(values: Sequence[float], *, style: str, bars: bool = False) -> Markup:
-    """Return a small chart without axes; beside it stands the number that it leads to."""
+    """Return a small chart without axes; its place is beside its newest number."""
     top, count = max(values, default=0) or 1, max(1, len(values))
     if bars:
         inside = "".join(
@@ -185,7 +185,7 @@ def spark(values: Sequence[float], *, style: str, bars: bool = False) -> Markup:
 
 
 def share(parts: Sequence[tuple[str, str, float]], *, label: str, whole: float = 0) -> Markup:
-    """Return one line that is divided among parts: class, name and number of each; of `whole`, or of their sum."""
+    """Return one line divided into parts: class, name and number of each, as shares of `whole` or of their sum."""
     whole = max(whole, sum(each for _, _, each in parts)) or 1
     inside, at = "", 0.0
     for style, name, value in parts:
@@ -208,10 +208,10 @@ def histogram(
     marked: Sequence[tuple[float, str]] = (),
     height: int = 90,
 ) -> Markup:
-    """Return bars beside each other, each with its name; `marked`: places from 0 to the number of bars, with a text."""
+    """Return bars beside each other, each with its name; `marked`: texts at places from 0 to the number of bars."""
     top, count = max((each for _, each in counts), default=0) or 1, max(1, len(counts))
     every = max(1, round(count / 7))
-    low = TOP + 13 * len(marked) + height  # where the bars stand; the texts have the room above them
+    low = TOP + 13 * len(marked) + height  # the bottom of the bars; the texts are above them
     inside = ""
     for index, (name, value) in enumerate(counts):
         x, high = number(100 * (index + 0.06) / count), max(1.5, height * value / top) if value else 0
@@ -222,7 +222,7 @@ def histogram(
         if index % every == 0:
             inside += f'<text class="tick" x="{x}%" y="{low + 14}">{escape(name)}</text>'
     for index, (place, words) in enumerate(marked):
-        x, y = number(100 * place / count), TOP + 9 + 13 * index  # below each other: they may be of one place
+        x, y = number(100 * place / count), TOP + 9 + 13 * index  # below each other: places may be equal
         side = 'dx="-4" text-anchor="end"' if place > _LATE * count else 'dx="4"'
         inside += f'<line class="cut" x1="{x}%" x2="{x}%" y1="{y - 9}" y2="{low}"/><text class="tick strong" x="{x}%" {side} y="{y}">{escape(words)}</text>'
     inside += f'<line class="grid" x1="0" x2="100%" y1="{low}" y2="{low}"/>'

@@ -1,4 +1,4 @@
-"""A timeline: lines of what ran and what waited on one axis of time, long waits folded; many at once as a crowd. Pure.
+"""A timeline: lines of running and waiting on one axis of time; long waits are folded, many jobs are a crowd. Pure.
 
 It draws a job's attempts, a run's steps and the jobs below it. Names, links and what can be opened are HTML beside each
 line, so keyboards and screen readers reach each line as a row; only the bars are SVG.
@@ -19,9 +19,9 @@ from markupsafe import Markup, escape
 from jobledger.gateway.pages.charts.marks import number, title
 from jobledger.gateway.pages.words import took
 
-# A line of time in which long waits are folded, so that one night does not squeeze a job's attempts to nothing. Pure.
+# The axis of time, with long waits folded, so that one night does not make a job's attempts too small to see. Pure.
 
-#: A wait is folded if it is longer than this many times the sum of all other spans that are not folded.
+#: A wait is folded if it is longer than this many times all other unfolded spans together.
 _TIMES: Final = 4
 _FOLD: Final = 7.0  #: percent of the width that a folded wait gets
 _FOLDS_MAX: Final = 8
@@ -32,13 +32,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: datetime
     end: datetime
-    x: float  #: where it begins, in percent of the width
+    x: float  #: its beginning in percent of the width
     width: float
     folded: bool
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its length in seconds."""
         return (self.end - self.begin).total_seconds()
 
 
@@ -48,14 +48,14 @@ class FoldedTime(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[Piece, ...]
 
     def x(self, moment: datetime) -> float:
-        """Return where a moment lies; outside of the line, at its nearest end."""
+        """Return the place of a moment; for one outside of the line, the nearest end."""
         index = max(0, bisect.bisect_right(self.pieces, moment, key=lambda piece: piece.begin) - 1)
         piece = self.pieces[index]
         passed = min(piece.seconds, max(0.0, (moment - piece.begin).total_seconds()))
         return piece.x + (piece.width * passed / piece.seconds if piece.seconds else 0.0)
 
     def elapsed(self, x: float) -> float | None:
-        """Return how many seconds after the beginning a place lies; None within a fold."""
+        """Return the seconds from the beginning to a place; None within a fold."""
         piece = next((each for each in self.pieces if each.x <= x <= each.x + each.width), self.pieces[-1])
         if piece.folded:
             return None
@@ -96,13 +96,13 @@ def _folds(seconds: Sequence[float], waits: Sequence[bool]) -> frozenset[int]:
     return frozenset(found)
 
 
-HIGH: Final = 26  #: pixels of a line
+HIGH: Final = 26  #: height of a line in pixels
 CROWD_HIGH: Final = 40
-_BINS: Final = 150  #: across a crowd
-_NEAR: Final = 7.0  #: percent: texts that are closer than this would lie on each other
-_PER_TICK: Final = 15.0  #: percent of the width that a tick's text is given
+_BINS: Final = 150  #: bars across a crowd
+_NEAR: Final = 7.0  #: percent of the width: texts closer than this would overlap
+_PER_TICK: Final = 15.0  #: percent of the width for a tick's text
 _SAY_MIN: Final = 12.0  #: percent of the width that words beside a bar need
-_PER_PERCENT: Final = 1.15  #: characters in a percent of the width
+_PER_PERCENT: Final = 1.15  #: characters that fit into one percent of the width
 _NICE: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 
 
@@ -114,10 +114,10 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: datetime
     end: datetime
-    kind: Kind  #: run: thick; wait: thin; hold: dashed, only a time or a message ends it
+    kind: Kind  #: run: thick; wait: thin; hold: dashed, a wait for a time or a message
     style: str  #: a class that carries the colour
     words: str
-    after: bool = False  #: later than the moment shown
+    after: bool = False  #: True if it is later than the moment shown
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,15 +136,15 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""  #: of a step or a job; its badge
     took_s: float | None = None
     more: str = ""  #: some words behind the name
-    crowded: bool = False  #: it is many jobs: the page shows `more` even where bars fill the axis
+    crowded: bool = False  #: the line is many jobs: show `more` even if bars fill the axis
     depth: int = 0
     href: str = ""  #: the address of its details; "": none
-    toggle: str = ""  #: the address with what lies below it shown, or hidden; "": nothing lies below
+    toggle: str = ""  #: the address that shows or hides the lines below it; "": none are below
     is_open: bool = False
-    is_here: bool = False  #: its details are shown
+    is_here: bool = False  #: True while its details are shown
     spans: tuple[Span, ...] = ()
     ticks: tuple[Tick, ...] = ()
-    crowd: tuple[Span, ...] = ()  #: many at once: drawn as how many of them ran
+    crowd: tuple[Span, ...] = ()  #: many jobs at once, drawn as the number that ran
 
 
 class TimelinePicture(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class TimelinePicture(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(
     lines: Sequence[Line], *, begin: datetime, end: datetime, cut: datetime | None = None
 ) -> TimelinePicture:
-    """Return the picture of the time from `begin` to `end`; `cut`: the moment shown, where that is in the past."""
+    """Return the picture of the time from `begin` to `end`; `cut`: the moment shown, if it is in the past."""
     every = [span for line in lines for span in (*line.spans, *line.crowd)]
     ran = merged((span.begin, span.end) for span in every if span.kind == "run")
     moments = [begin, max(end, begin), *(moment for pair in ran for moment in pair if begin <= moment <= end)]
@@ -185,7 +185,7 @@ def timeline(
 
 
 def merged(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
-    """Return the time that any of some spans covers, as few spans as there can be."""
+    """Return the union of some spans, as few spans as possible."""
     found: list[tuple[datetime, datetime]] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -250,7 +250,7 @@ def _tick(tick: Tick, time: FoldedTime) -> str:
 
 
 def _crowd(spans: Sequence[Span], time: FoldedTime) -> str:
-    """Return bars of how many ran at each place, the completed ones lowest."""
+    """Return bars with the number of jobs that ran at each place, completed ones lowest."""
     styles = list(
         dict.fromkeys(span.style for span in sorted(spans, key=lambda span: span.style != "t-completed"))
     )
@@ -289,7 +289,7 @@ def _fold(x: float, width: float) -> str:
 
 
 def _ticks(time: FoldedTime) -> list[tuple[float, str]]:
-    """Return places with the time that has passed there: round times, in each part that is not folded."""
+    """Return the places of round elapsed times, in each part that is not folded."""
     found: list[tuple[float, str]] = []
     passed, taken = 0.0, [piece.x + piece.width / 2 for piece in time.pieces if piece.folded]
     for x, width, seconds, before in _parts(time):
@@ -306,7 +306,7 @@ def _ticks(time: FoldedTime) -> list[tuple[float, str]]:
 
 
 def _parts(time: FoldedTime) -> list[tuple[float, float, float, float]]:
-    """Return the parts between folds: place, width, seconds, and the seconds before it."""
+    """Return the parts between folds: place, width, length in seconds, and seconds before each part."""
     found: list[list[float]] = []
     passed, joins = 0.0, False
     for piece in time.pieces:
@@ -334,7 +334,7 @@ def _step(seconds: float) -> float:
 
 
 def _elapsed(seconds: float, step: float) -> str:
-    """Return how much time has passed, as exactly as the steps between such texts need it."""
+    """Return the text of an elapsed time, as exact as the step between such texts needs."""
     if not seconds:
         return "0"
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step < 1 else 0

@@ -1,1 +1,1 @@
-"""Acts of the pages' forms, beside the verbs that the HTTP API and the command line share."""
+"""Acts of forms on pages that are not among the verbs shared with the HTTP API and the command line."""

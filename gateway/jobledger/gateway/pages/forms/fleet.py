@@ -1,4 +1,4 @@
-"""What a person does to the ledger as a whole."""
+"""Acts of a person on the whole ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobledger.gateway.pages.page import SentForm
 
 
 async def check_ledger(sent: SentForm) -> str:
-    """Have the whole ledger checked. Raises: ProblemError, and as `Ledger.enqueue`."""
+    """Begin a check of the whole ledger. Raises: ProblemError, and as `Ledger.enqueue`."""
     sent.principal.require_everywhere("manage")
     made = await begin_check(sent.gateway.ledger, sent.principal.name)
     return address(f"/jobs/{made.queue}/{made.id}")

@@ -14,7 +14,7 @@ from jobledger.ledger.model.reserved_ids import check_unreserved
 
 
 async def run_graph(sent: SentForm, name: str) -> str:
-    """Begin a run in the name of who sent the form; return its page. Raises: ProblemError, and as `graphs.run`."""
+    """Begin a run in the name of the form's sender; return its page. Raises: ProblemError, and as `graphs.run`."""
     ledger, fields = sent.gateway.ledger, sent.fields
     require_of_nodes(sent.principal, "queue", name, await ledger.graphs.get(name))
     text = check_text(fields.text("input").encode() or b"{}", what=f"input of graph {name}")

@@ -52,7 +52,7 @@ async def signal(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as
 
 
 def changed_input(sent: SentForm, job: Job) -> dict[str, Any] | None:
-    """Return the new input of a form, None where it was left as it was. Raises: ProblemError."""
+    """Return the new input of a form, None if it was not changed. Raises: ProblemError."""
     fields = sent.fields
     text = fields.text("input")
     if not text.strip() or digest_of(text) == fields.one("input_before"):

@@ -1,4 +1,4 @@
-"""Doing what was planned for many jobs."""
+"""Doing a plan for many jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobledger.ledger.model.subjects import JobRef
 
 
 async def do_plan(sent: SentForm) -> str:
-    """Begin the job that does what was planned; a plan that is sent twice is done once.
+    """Begin the job that does a plan; a plan that is sent twice is done once.
 
     Raises: ProblemError, LedgerFullError, UnreachableError.
     """
@@ -30,7 +30,7 @@ async def do_plan(sent: SentForm) -> str:
     ledger, ref = sent.gateway.ledger, JobRef(queue=QUEUE, job_id=job_id_of(name))
     if (
         await load(ledger.log, ref)
-    ).job is None:  # else the plan was begun before; its jobs may have changed since
+    ).job is None:  # else the plan was begun before, and its jobs may have changed
         chosen = await chosen_of(sent.looked, query, query.before)
         if not chosen:
             raise ProblemError("BAD_REQUEST", "no job matches any more: plan it again")

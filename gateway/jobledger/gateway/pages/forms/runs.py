@@ -1,4 +1,4 @@
-"""Beginning a run again, as it was planned."""
+"""Beginning a planned rerun."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobledger.ledger.reruns.plans import RerunRequest
 
 
 async def begin_again(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address
-    """Begin a rerun in the name of who sent the form, and return its page; a plan that is sent twice makes one.
+    """Begin a rerun in the name of the form's sender, and return its page; a plan that is sent twice makes one rerun.
 
-    Raises: ProblemError, PLAN_EXPIRED for a run that went on since; and as `run_acts.rerun`.
+    Raises: ProblemError, PLAN_EXPIRED for a run that changed after the plan; and as `run_acts.rerun`.
     """
     fields, rows, by = sent.fields, sent.gateway.rows, sent.principal.name
     ref, job = await job_of(sent.looked, queue, id, "review")

@@ -16,7 +16,7 @@ from jobledger.ledger.nats.task_book import find_task
 
 
 async def add_job(sent: SentForm, task: str) -> str:
-    """Enqueue a job of a task in the name of who sent the form; return its page.
+    """Enqueue a job of a task in the name of the form's sender; return its page.
 
     Raises: ProblemError, and as `Ledger.enqueue_named`.
     """

@@ -1,4 +1,4 @@
-"""Who did what to jobs, when and why."""
+"""Acts on jobs: who did what, when and why."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class Query(When, frozen=True, kw_only=True):
-    """Which acts."""
+    """The filter of acts."""
 
     by: Text | None = None
     since: Text | None = None
-    each: Text | None = None  #: any text: show each job of an act on many jobs
+    each: Text | None = None  #: if not empty: show each job of an act on many jobs
 
     def asked(self) -> list[tuple[str, str]]:
-        """Return the filters as an address has them."""
+        """Return the filters as parameters of an address."""
         return [(name, value) for name in ("by", "since", "each") if (value := getattr(self, name))]
 
     def chosen(self, principal: Principal) -> ActFilter:
-        """Return the filter of what somebody may see. Raises: ProblemError."""
+        """Return the filter, limited to acts that the viewer may see. Raises: ProblemError."""
         return ActFilter(
             by=self.by,
             since=None if self.since is None else moment_of("since", self.since),
@@ -43,7 +43,7 @@ class Acts(PageFacts, frozen=True, kw_only=True):
     query: Query
     asked: list[tuple[str, str]]
     acts: list[ActGroup]
-    shown: int  #: acts in these
+    shown: int  #: number of acts in these groups
     total: int
 
 

@@ -1,4 +1,4 @@
-"""What changed between two moments: what people did, what began to fail, what is in which state, what went slower."""
+"""Changes between two moments: acts of people, new failures, numbers of jobs by state, and slower tasks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from jobledger.projections.statistics.tally import histogram_columns, summed
 _ACTS_MAX: Final = 60
 _CAUSES_MAX: Final = 12
 _TASKS_MAX: Final = 14
-#: A burst has at least this many jobs, and at least this many times those of the equally long time before.
+#: A burst has at least this many jobs, and at least this many times the jobs of the equally long time before.
 _BURST_LEAST: Final = 50
 _BURST_TIMES: Final = 5
 _BURSTS_MAX: Final = 8
-_LOOKED_AT: Final = 5_000  #: jobs whose tenants are counted
+_LOOKED_AT: Final = 5_000  #: newest jobs whose tenants are counted
 _RUN, _WAIT = (", ".join(map(summed, histogram_columns(name))) for name in ("run", "wait"))
 _WIDTH: Final = len(histogram_columns("run"))
 _SUMS: Final = f"SELECT task, sum(enqueued), sum(completed), sum(failed), {_RUN}, {_WAIT} FROM buckets WHERE minute >= ? AND minute < ? AND ({{}}) GROUP BY task"  # noqa: S608 - columns
@@ -49,13 +49,13 @@ Text = Annotated[str, msgspec.Meta(max_length=60)]
 
 
 class Query(When, frozen=True, kw_only=True):
-    """From when to when; the end is the moment shown."""
+    """The beginning of the time to compare; its end is the moment shown."""
 
     since: Text = "30m"
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs were in a state at both moments."""
+    """The number of jobs in a state at both moments."""
 
     state: str
     before: int
@@ -63,34 +63,34 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a task in the equally long time before, and in the time itself."""
+    """Figures of a task: in the equally long time before, and in the time itself."""
 
     task: str
     completed: tuple[int, int]
     failed: tuple[int, int]
     run95_s: tuple[float | None, float | None]
     wait95_s: tuple[float | None, float | None]
-    weight: float  #: how much it changed
+    weight: float  #: size of the change, for the order
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
     """A task or a tenant whose jobs were many times those of the time before."""
 
-    kind: str  #: `task` or `tenant`, as a search has it
+    kind: str  #: `task` or `tenant`, the key of a search
     name: str
     enqueued: tuple[int, int]
 
 
 class CauseChange(NamedTuple):
-    """What killed jobs in the time."""
+    """A cause of dead letters in the time."""
 
     fingerprint: str
     task: str
-    error: str  #: its type, else why the job died
+    error: str  #: type of the error, else the reason of the death
     pattern: str
     first: str
     died: int
-    before: int  #: dead letters of the same cause from before the time
+    before: int  #: dead letters of the same cause before the time
 
 
 class Changes(PageFacts, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class Changes(PageFacts, frozen=True, kw_only=True):
 
 
 async def changes(looked: Viewer, *, query: Query) -> Changes:
-    """Return what changed. It is read from the rows as they are now: they keep what happened by minute. Raises: ProblemError."""
+    """Return the changes, read from the present rows, which keep counts by minute. Raises: ProblemError."""
     past = query.as_of()
     async with opened(looked) as (view, shell):
         end = view.now
@@ -159,7 +159,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, begin: datetim
 
 
 def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
-    """Return the states at both moments; those at the end are read from the rows if it is now, or is not kept."""
+    """Return the states at both moments; those at the end are the present ones if it is now or not kept."""
     now = of_users({row.queue: row.counts for row in view.store.queues()})
     then, at_end = (view.store.levels_at(each) for each in (begin, end))
     before = of_users({} if then is None else then.queues)
@@ -175,7 +175,7 @@ def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
 def _sides(
     view: View, begin: datetime, end: datetime, where: str, values: list[object]
 ) -> list[dict[str, tuple[Any, ...]]]:
-    """Return the sums of each task in the same time before, and in the time."""
+    """Return the sums of each task: in the equally long time before, and in the time."""
     first, last = int(begin.timestamp() // 60), int(end.timestamp() // 60) + 1
     return [
         {row[0]: row[1:] for row in view.store.select(_SUMS.format(where), (*minutes, *values))}
@@ -186,7 +186,7 @@ def _sides(
 def _tenants(
     view: View, begin: datetime, end: datetime, where: str, values: list[object]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the jobs of each tenant in the equally long time before, and in the time; {} for both if too many."""
+    """Return the jobs of each tenant in the equally long time before, and in the time; {} for both above the limit."""
     sides = [
         dict(view.store.select(_TENANTS.format(where), (*map(_text, moments), *values, _LOOKED_AT)))
         for moments in ((begin - (end - begin), begin), (begin, end))
@@ -235,6 +235,6 @@ def _p95(sums: tuple[Any, ...] | None, at: int) -> float | None:
 
 
 def _ratio(before: float | None, after: float | None) -> float:
-    """Return how much something changed: 0 where it did not, 1 where it doubled, halved, began or ended."""
+    """Return the size of a change: 0 for none, 1 where a figure doubled, halved, began or ended."""
     low, high = sorted((before or 0.0, after or 0.0))
     return 0.0 if high == low else min(4.0, high / low - 1 if low else 1.0)

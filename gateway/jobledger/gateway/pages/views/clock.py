@@ -1,4 +1,4 @@
-"""The panel of the clock, where a viewer chooses a past moment. A part of a page, made when it is opened."""
+"""The panel of the clock, where a viewer chooses a past moment. A part of a page, made when opened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEPS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400
 
 
 class Query(When, frozen=True, kw_only=True):
-    """What is to be shown, and the page that is to show the moment chosen."""
+    """The time to show, and the page that will show the chosen moment."""
 
     path: str = "/"
 
@@ -37,12 +37,12 @@ class Clock(PageFacts, frozen=True, kw_only=True):
     begin: datetime
     end: datetime
     density: Markup
-    place: int  #: of the moment shown, from 0 to 1000
+    place: int  #: place of the moment shown, from 0 to 1000
     jumps: list[tuple[str, datetime]]
 
 
 async def clock(looked: Viewer, *, query: Query) -> Clock:
-    """Return the panel: the whole life of the ledger, or as much of it as 90 bars of a week show."""
+    """Return the panel: the whole life of the ledger, at most 90 bars of a week."""
     async with opened(looked) as (view, shell):
         return await anyio.to_thread.run_sync(_panel, looked, view, shell, query)
 
@@ -79,7 +79,7 @@ def _panel(looked: Viewer, view: View, shell: Shell, query: Query) -> Clock:
 
 
 def _jumps(shell: Shell, notes: list[Note], deaths: list[DeadLetterRow]) -> Iterator[tuple[str, datetime]]:
-    """Yield moments that many look for: some time ago, and just before something happened."""
+    """Yield moments that people often want: some time ago, and just before an incident."""
     for name, minutes in (("5 min ago", 5), ("1 h ago", 60), ("yesterday, this time", 24 * 60)):
         yield name, shell.today - timedelta(minutes=minutes)
     just_before = timedelta(seconds=1)

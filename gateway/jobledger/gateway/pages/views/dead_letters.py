@@ -1,4 +1,4 @@
-"""Dead letters as issues: what killed them, how many over time, for whom; several causes at once into one plan."""
+"""Dead letters by cause: error, number over time, and tenants; several causes may be put into one plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class Query(When, frozen=True, kw_only=True):
-    """Which dead letters."""
+    """The filter of dead letters."""
 
     queue: Text | None = None
     task: Text | None = None
@@ -38,7 +38,7 @@ class Query(When, frozen=True, kw_only=True):
     fingerprint: Text | None = None
 
     def asked(self) -> list[tuple[str, str]]:
-        """Return the filters as an address has them."""
+        """Return the filters as parameters of an address."""
         names = ("queue", "task", "reason", "tenant", "fingerprint")
         return [(name, value) for name in names if (value := getattr(self, name))]
 
@@ -48,11 +48,11 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     group: DeadLetterGroup
     trend: Markup
-    lately: int  #: how many died in the range
-    tenants: list[tuple[str, int]]  #: whose they are, most first
+    lately: int  #: number that died in the range
+    tenants: list[tuple[str, int]]  #: tenants of the jobs, the most frequent first
     tenants_more: int
-    is_new: bool  #: nobody saw this cause before the newest part of the range
-    frame: str  #: the newest call of one's own code
+    is_new: bool  #: True if the cause did not occur before the newest part of the range
+    frame: str  #: the last call in user code
 
 
 class DeadLetters(PageFacts, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class DeadLetters(PageFacts, frozen=True, kw_only=True):
     asked: list[tuple[str, str]]
     total: int
     causes: list[Cause]
-    rows: list[DeadLetterRow]  #: the newest; only where one cause was chosen
+    rows: list[DeadLetterRow]  #: the newest dead letters; only if one cause was chosen
     rows_max: int
 
 

@@ -1,4 +1,4 @@
-"""Figures of the whole fleet for several pages: what hurts, and what happened over the range that is shown."""
+"""Figures of the whole fleet for several pages: diagnoses, and counts over the range shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jobledger.projections.tables.limits import limit_rows
 _BARS_MIN: Final = 24
 _KEPT_S: Final = 4.0
 _NOTES_MAX: Final = 40
-#: What becomes of an attempt, from the bottom of a bar up: name and class.
+#: Outcomes of attempts, from the bottom of a bar to its top: name and class.
 OUTCOMES: Final = (
     ("completed", "t-completed"),
     ("cancelled", "t-ended"),
@@ -50,12 +50,12 @@ _ACTS: Final = (
 
 
 class FleetCharts(NamedTuple):
-    """Charts of the range that is shown, and what they add up to."""
+    """Charts of the range shown, and their totals."""
 
     outcomes: Markup
     waits: Markup
     failures: Markup
-    legend: list[tuple[str, str, int]]  #: class, name and number
+    legend: list[tuple[str, str, int]]  #: class, name and number of each part
     failing: list[tuple[str, str, int]]
     wait50_s: float | None
     wait95_s: float | None
@@ -68,7 +68,7 @@ def axis_of(shell: Shell) -> TimeAxis:
     whole_s, step_s = RANGES[shell.range]
     last = datetime.fromtimestamp(shell.now.timestamp() // step_s * step_s, shell.now.tzinfo)
     lived = math.ceil((shell.now - shell.begin).total_seconds() / step_s) + 2
-    # A young ledger shows only the time since it began.
+    # A young ledger shows only the time since its beginning.
     spans = max(1, min(math.ceil(whole_s / step_s), max(_BARS_MIN, lived)))
     return TimeAxis(begin=last - timedelta(seconds=step_s * (spans - 1)), step_s=step_s, count=spans)
 
@@ -76,7 +76,7 @@ def axis_of(shell: Shell) -> TimeAxis:
 def points(
     view: View, axis: TimeAxis, terms: Sequence[Term], *counts: Counter, took: Any = None, by: Any = None
 ) -> list[Point]:
-    """Return what `buckets` add up to in the spans of an axis; see `history.series`."""
+    """Return the sums of `buckets` in the spans of an axis; see `history.series`."""
     until = axis.at(axis.count)
     select = view.store.select
     return series(select, axis.begin, until, step_s=axis.step_s, counts=counts, took=took, by=by, terms=terms)
@@ -85,7 +85,7 @@ def points(
 def trends(
     view: View, axis: TimeAxis, terms: Sequence[Term], count: Counter, by: str
 ) -> dict[str, list[float]]:
-    """Return how often something happened, span by span, to the jobs of each queue or task."""
+    """Return counts span by span for the jobs of each queue or task."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0] * axis.count)
     for each in points(view, axis, terms, count, by=by):
         found[each.name][axis.index(each.begins_at)] += each.counts[0]
@@ -93,7 +93,7 @@ def trends(
 
 
 def outcomes(view: View, axis: TimeAxis, terms: Sequence[Term]) -> list[Series]:
-    """Return what became of attempts: one series for each of `OUTCOMES`."""
+    """Return the outcomes of attempts: one series for each of `OUTCOMES`."""
     rows = [[0.0] * axis.count for _ in OUTCOMES]
     for each in points(view, axis, terms, *_ENDED):
         completed, cancelled, failed, dead = each.counts
@@ -107,7 +107,7 @@ def outcomes(view: View, axis: TimeAxis, terms: Sequence[Term]) -> list[Series]:
 def happened(
     looked: Viewer, view: View, shell: Shell, *terms: Term, notes: bool = True, height: int = 150
 ) -> FleetCharts:
-    """Return the charts of the range, of all that somebody may see; `terms`: of a task, or of a queue."""
+    """Return the charts of the range for all that the viewer may see; `terms`: limited to a task or a queue."""
     axis = axis_of(shell)
     seen = [*terms_for(looked.principal), *(terms or of_fleet())]
     ends = outcomes(view, axis, seen)
@@ -150,7 +150,7 @@ def _failures(view: View, axis: TimeAxis, terms: Sequence[Term]) -> list[Series]
 
 
 def style_of_name(name: str, among: Sequence[str]) -> str:
-    """Return the colour of a name: the same on every page, unless names on a page collide."""
+    """Return the colour of a name: the same on every page, unless two names on a page collide."""
     wanted = sum(name.encode()) % 7
     taken: dict[str, int] = {}
     for each in sorted(among):
@@ -162,7 +162,7 @@ def style_of_name(name: str, among: Sequence[str]) -> str:
 
 
 def acts_between(view: View, begin: datetime, end: datetime, limit: int) -> list[tuple[datetime, str, str]]:
-    """Return what people did between two moments, acts on many jobs together: when, who, and what in words."""
+    """Return acts between two moments, an act on many jobs as one: time, actor, and a description."""
     rows = view.store.select(_ACTS, (f"{begin:%Y-%m-%dT%H:%M:%S}", f"{end:%Y-%m-%dT%H:%M:%S}Z", limit))
     found: list[tuple[datetime, str, str]] = [
         (
@@ -184,7 +184,7 @@ def acts_between(view: View, begin: datetime, end: datetime, limit: int) -> list
 
 
 def notes_of(view: View, axis: TimeAxis) -> list[Note]:
-    """Return what people did as notes of a chart."""
+    """Return acts of people as notes of a chart."""
     return [
         Note(at=at, words=f"{by} {what}")
         for at, by, what in acts_between(view, axis.begin, axis.at(axis.count), _NOTES_MAX)
@@ -192,7 +192,7 @@ def notes_of(view: View, axis: TimeAxis) -> list[Note]:
 
 
 async def calls(looked: Viewer, view: View, shell: Shell) -> list[Diagnosis]:
-    """Return what hurts at the moment shown, for whoever looks. Raises: UnreachableError, ProjectionError."""
+    """Return the diagnoses at the moment shown, for the viewer. Raises: UnreachableError, ProjectionError."""
     queues = looked.principal.scope.queues
 
     async def found() -> list[Diagnosis]:

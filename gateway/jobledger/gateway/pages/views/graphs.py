@@ -1,4 +1,4 @@
-"""Stored graphs: which there are, and one of them with its nodes, its history and a form that begins a run."""
+"""Stored graphs: their list, and one of them with its nodes, its history and a form that begins a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobledger.ledger.model.hooks.pointers import words_of
 
 
 class Query(When, frozen=True, kw_only=True):
-    """Which graph is shown with its nodes."""
+    """The choice of a graph to show with its nodes."""
 
     graph: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
@@ -27,18 +27,18 @@ class OneGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     shown: ShownGraph
     drawn: Markup
-    example: str  #: an input with the places that it takes values from, as JSON
+    example: str  #: an input as JSON, with a place for each value that the graph takes
 
 
 class Graphs(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
     graphs: list[GraphInfo]
-    one: OneGraph | None  #: the one that was asked for
+    one: OneGraph | None  #: the graph that was asked for
 
 
 async def graphs(looked: Viewer, *, query: Query) -> Graphs:
-    """Return the stored graphs of which somebody may see every node, as they are now. Raises: GraphNotFoundError."""
+    """Return the present stored graphs of which the viewer may see every node. Raises: GraphNotFoundError."""
     found = await looked.gateway.ledger.graphs.all()
     one = await _one(looked, query.graph) if query.graph else None
     shell = await shell_of(looked)
@@ -66,7 +66,7 @@ def _drawn(spec: GraphSpec) -> Markup:
 
 
 def _example(takes: tuple[str, ...]) -> str:
-    """Return an input with a place for each value that is taken; people put the values there."""
+    """Return an input with a place for each value that the graph takes; people fill in the values."""
     found: dict[str, Any] = {}
     for words in map(words_of, takes):
         inside = found

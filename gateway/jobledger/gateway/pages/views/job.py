@@ -1,4 +1,4 @@
-"""One job: what is wrong first, then what happened over time, then every event with its hash, its values and facts."""
+"""One job: its problem first, then its timeline, then every event with its hash, and its values and facts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.sent_signals import announced_workflow
 from jobledger.projections import JobRow
 
-# A job whose events were moved into an archive: how it ended, and which command shows all of it.
+# A job whose events were moved into an archive: its end, and the command that shows all of it.
 
 
 class ArchivedPage(PageFacts, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class ArchivedPage(PageFacts, frozen=True, kw_only=True):
 
 
 async def archived(looked: Viewer, queue: str, error: JobNotHeldError) -> ArchivedPage:
-    """Return what the lists know of a job that the ledger no longer holds. Raises: the error, for who may not see one."""
+    """Return the page of a job that only the lists still know. Raises: the given error if the viewer may not see it."""
     looked.principal.require("view", queue)
     async with opened(looked) as (view, shell):
         row = view.store.job(queue, error.job_id)
@@ -69,7 +69,7 @@ async def archived(looked: Viewer, queue: str, error: JobNotHeldError) -> Archiv
 
 
 def where_is(missing: MissingEvents, job_id: str) -> str:
-    """Say where the events are that are missing, and which command reads them."""
+    """Say where the missing events are, and which command reads them."""
     return missing.sentence(f"`jobledger jobs show {job_id} --archive DIR`")
 
 
@@ -78,33 +78,33 @@ Text = Annotated[str, msgspec.Meta(max_length=400)]
 
 EVENTS_SHOWN_MAX: Final = 300
 LINES_SHOWN_MAX: Final = 300
-_EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
+_EDITED_MAX: Final = 100_000  #: longest input in characters that a form holds
 _KINDS_MAX: Final = 60
-#: Event types of which several in succession are shown as one row.
+#: Event types whose successive events are shown as one row.
 _FOLDED: Final = frozenset({"progressed", "checkpointed", "joined"})
 
 
 class Query(When, frozen=True, kw_only=True):
-    """What of a job is opened."""
+    """The parts of the page that are open."""
 
     open: tuple[Text, ...] = ()  #: lines of the timeline that were toggled
     step: Text = ""  #: the step that is shown beside the timeline
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One event, or several of a kind that follow each other: the newest of them."""
+    """One event, or the newest one of several that repeat each other."""
 
     line: Line
     hash: str  #: sha256 of its stored bytes, hex
-    fields: Any  #: as it is stored, without values
-    after: bool  #: later than the moment shown
-    folded: int = 0  #: how many like it came before it
+    fields: Any  #: the event as stored, without values
+    after: bool  #: True if it is later than the moment shown
+    folded: int = 0  #: number of similar events before it in the row
 
 
 class StepPart(msgspec.Struct, frozen=True, kw_only=True):
     """The details of one step."""
 
-    shown: StepShown  #: with its values for whoever may see these
+    shown: StepShown  #: the step, with its values if the viewer may see them
     error: ErrorInfo | None
     traceback: list[RaisedError]
     events: list[EventLine]
@@ -120,17 +120,17 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str
     error: str
     traceback: list[RaisedError]
-    others: int  #: how many more failed
+    others: int  #: number of other failed jobs
 
 
 class _JobRead(NamedTuple):
-    """What was read of a job."""
+    """The facts read about a job."""
 
-    job: Job  #: as of the moment shown
+    job: Job  #: the job at the moment shown
     why: Why
-    nouns: list[Noun]  #: what the answer names
+    nouns: list[Noun]  #: things that the answer names
     history: list[StoredEvent]
-    seen: list[StoredEvent]  #: up to the moment shown
+    seen: list[StoredEvent]  #: events up to the moment shown
     chain: ChainCheck
     details: JobDetails
     run: RunPart | None
@@ -139,7 +139,7 @@ class _JobRead(NamedTuple):
 
     @property
     def is_past(self) -> bool:
-        """Whether it has newer events than those that are shown."""
+        """Whether the job has newer events than those shown."""
         return len(self.seen) < len(self.history)
 
 
@@ -148,36 +148,36 @@ class JobPage(PageFacts, frozen=True, kw_only=True):
 
     details: JobDetails
     job: Job
-    awaiting: str  #: what it waits for while it is paused, as the lists have it; "" otherwise
+    awaiting: str  #: the reason of a paused run's wait, as in the lists; "" otherwise
     why: Why
-    nouns: list[Noun]  #: what the answer names
-    cures: list[Cure]  #: what ends the wait for something else
-    hidden: bool  #: whether values are not shown to who looks
-    editable: str | None  #: its input as a form holds it; None: hidden, gone, too long, or the ledger's own
-    editable_hash: str  #: sha256 of that text: tells whether somebody changed it
+    nouns: list[Noun]  #: things that the answer names
+    cures: list[Cure]  #: forms that end the job's wait
+    hidden: bool  #: True if the viewer may not see values
+    editable: str | None  #: its input as text of a form; None: hidden, deleted, too long, or the ledger's own
+    editable_hash: str  #: sha256 of that text, which shows whether a person changed it
     traceback: list[RaisedError]
-    culprit: Culprit | None  #: of a run that failed because a job below it did
-    cause: str  #: fingerprint of a dead letter
+    culprit: Culprit | None  #: the job below a run whose failure made the run fail
+    cause: str  #: fingerprint of a dead letter's cause
     alike: int  #: other dead letters of the same cause
-    run: RunPart | None  #: None: it recorded no step
+    run: RunPart | None  #: None: the job recorded no step
     step: StepPart | None
     chain: ChainCheck
-    missing: str = ""  #: where its first events are, "" where all are there
-    hash: str  #: of the newest event
-    again: bool  #: whether a form to add another one like it is offered
+    missing: str = ""  #: place of its archived first events, "" if all are here
+    hash: str  #: hash of the newest event
+    again: bool  #: True if the page offers a form to add a similar job
     timeline: TimelinePicture
     summary: str
     events: list[EventLine]
     events_hidden: int
     stops: list[int]  #: stream sequences of all events
-    kinds: list[str]  #: of the events, where there are few enough to see
-    shown: int  #: how many events the moment has
+    kinds: list[str]  #: types of the events, if they are few enough to show
+    shown: int  #: number of events up to the moment shown
     acts: list[Act]
-    logs: tuple[LogLine, ...] = ()  #: the newest of what its attempts logged; none of the past
+    logs: tuple[LogLine, ...] = ()  #: newest log lines of its attempts; none on a past page
 
 
 async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobPage | OwnPage:  # noqa: A002 - as in the address
-    """Return a job as it is, or as of a past moment; of one that was archived what the lists know."""
+    """Return a job as it is, or as of a past moment; for an archived job, the facts in the lists."""
     gateway, past = looked.gateway, query.as_of()
     try:
         found = await find_history(gateway.rows, id, queue)
@@ -223,7 +223,7 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
 
 
 async def job_of(looked: Viewer, queue: str, job_id: str, permission: Permission) -> tuple[JobRef, Job]:
-    """Return the job of an address as it is, for who may do that with it. Raises: ProblemError, JobNotFoundError."""
+    """Return the present job of an address to a viewer with this permission. Raises: ProblemError, JobNotFoundError."""
     looked.principal.require(permission, queue)
     ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
     job = (await load(looked.gateway.ledger.log, ref)).job
@@ -234,7 +234,7 @@ async def job_of(looked: Viewer, queue: str, job_id: str, permission: Permission
 
 
 async def newest_event(looked: Viewer, queue: str, id: str) -> int:  # noqa: A002 - as in the address
-    """Return the stream sequence of a job's newest event; 0 where the ledger has none under that very id.
+    """Return the stream sequence of a job's newest event; 0 if the ledger has no event of that whole id.
 
     Raises: InvalidTokenError, UnreachableError.
     """
@@ -243,7 +243,7 @@ async def newest_event(looked: Viewer, queue: str, id: str) -> int:  # noqa: A00
 
 
 async def _logs(looked: Viewer, job: Job) -> tuple[LogLine, ...]:
-    """Return what the page shows of a job's log; none where it cannot be read: the rest is shown all the same."""
+    """Return the log lines that the page shows; none after a failed read, so that the rest is still shown."""
     handle = looked.gateway.ledger.handle_of(JobRef(queue=job.queue, job_id=job.id))
     with contextlib.suppress(LedgerError):
         return tuple((await handle.logs()).items[-LINES_SHOWN_MAX:])
@@ -261,7 +261,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
         for stored, line, fields in zip(history, trail.lines, read.details.events, strict=True)
     ]
     folded = _folded(events)
-    if read.is_past:  # show the time of the newest event that is shown, by the clock of the trail
+    if read.is_past:  # show the time of the newest event shown, by the trail's clock
         shell = msgspec.structs.replace(shell, now=at, past=PastMoment(at=at, stream_sequence=last))
     acts = [] if read.is_past else acts_of(job, shell)
     cause = job_fingerprint(job) if job.state is JobState.DEAD_LETTERED else ""
@@ -297,12 +297,12 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
 
 
 def _may_add(looked: Viewer, job: Job) -> bool:
-    """Return whether whoever looks may add a job with the input of this one."""
+    """Return whether the viewer may add a job with the input of this one."""
     may = looked.principal.may
     return may("payloads", job.queue, job.task) and may("queue", job.queue, job.task)
 
 
-def _timeline(  # noqa: PLR0917 - what a page is made of
+def _timeline(  # noqa: PLR0917 - parts of a page
     looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead, times: Sequence[datetime]
 ) -> TimelinePicture:
     job, seen = read.job, read.seen
@@ -326,7 +326,7 @@ def _timeline(  # noqa: PLR0917 - what a page is made of
 
 
 def _linked(looked: Viewer, job: Job, query: Query) -> Any:
-    """Return what makes an address of a line: this page with the line opened, chosen or closed, or another page."""
+    """Return a function that makes addresses: of this page with a line opened, closed or chosen, or of another page."""
     here, carried = f"/jobs/{job.queue}/{job.id}", list(looked.when.named())
 
     def link(what: str, key: str) -> str:
@@ -352,7 +352,7 @@ _CULPRITS: Final = (
 
 
 def _culprit(looked: Viewer, view: View, job: Job) -> Culprit | None:
-    """Return the first job that made a run fail. If that is a run too, its own page shows the job below it."""
+    """Return the first job that made a run fail. If that job is a run, too, its own page shows the job below it."""
     found = view.store.select(_CULPRITS, (job.id, job.queue))
     if job.error is None or job.error.type != "ChildFailedError" or not found:
         return None
@@ -390,7 +390,7 @@ def _step(job: Job, run: RunPart | None, key: str, events: Sequence[EventLine]) 
 
 
 def digest_of(text: str | None) -> str:
-    """Return the hash of an input that a form holds, which tells whether somebody changed it; "" without one."""
+    """Return the hash of an input in a form, which shows whether a person changed it; "" without an input."""
     return "" if text is None else _digest(text.encode())
 
 
@@ -399,7 +399,7 @@ def _digest(data: bytes) -> str:
 
 
 def editable(details: JobDetails) -> str | None:
-    """Return the input of a job as a form holds it; None where it is gone, or too long for one."""
+    """Return the input of a job as text of a form; None if it is deleted, or too long for a form."""
     if isinstance(details.input, Absent):
         return None
     text = json_text(details.input)
@@ -407,14 +407,14 @@ def editable(details: JobDetails) -> str | None:
 
 
 def _newest(lines: list[EventLine], last: int) -> list[EventLine]:
-    """Return as many events as a page shows, around the moment that is looked at."""
+    """Return as many events as a page shows, around the moment shown."""
     seen = sum(each.line.stream_sequence <= last for each in lines)
     begin = max(0, min(seen - EVENTS_SHOWN_MAX // 2, len(lines) - EVENTS_SHOWN_MAX))
     return lines[begin : begin + EVENTS_SHOWN_MAX]
 
 
 def _folded(lines: list[EventLine]) -> list[EventLine]:
-    """Return the newest of each row of events that only repeat themselves."""
+    """Return the events, with only the newest one of each row of repeats."""
 
     def kind(each: EventLine) -> tuple[str, bool]:
         return each.line.event if each.line.event in _FOLDED else each.hash, each.after
@@ -424,7 +424,7 @@ def _folded(lines: list[EventLine]) -> list[EventLine]:
 
 
 def acts_of(job: Job, shell: Shell) -> list[Act]:
-    """Return what whoever looks can do to a job in its state, the likeliest first."""
+    """Return the acts that the viewer can do to a job in its state, the likeliest first."""
     found: list[Act] = []
     is_open = job.state is JobState.RUNNING or job.state in PENDING_STATES
     if "review" in shell.may and job.state is JobState.DEAD_LETTERED:
@@ -441,7 +441,7 @@ def acts_of(job: Job, shell: Shell) -> list[Act]:
     return found
 
 
-# --- A job in a row of a list.
+# --- The gist of a job, shown within a list.
 
 _PEEK_EVENTS: Final = 6
 

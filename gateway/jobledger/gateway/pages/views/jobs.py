@@ -1,4 +1,4 @@
-"""The list of jobs: one question in the address, pages by a cursor, rows that hold still; and what could follow a word."""
+"""The list of jobs: a search in the address, pages by a cursor, rows that hold still; also suggestions for a search."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _MOSTLY: Final = 0.95
 _COMPARED_MAX: Final = 250
 _SHARED_WITHIN: Final = SearchLimits(seconds_max=0.25)
 _LAST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
-#: A page asks three questions, and a fourth where nothing fits. The first three together take no longer than one answer
+#: A page makes three queries, and a fourth if no job matches. The first three together take no longer than one answer
 #: of the API (`SearchLimits`).
 _ROWS_WITHIN: Final = SearchLimits(seconds_max=0.03)
 _COUNTS_WITHIN: Final = SearchLimits(seconds_max=0.02)
 _NEWER_WITHIN: Final = SearchLimits(seconds_max=0.01)
-_LACKING_S_MAX: Final = 0.01  #: of all its counts together
+_LACKING_S_MAX: Final = 0.01  #: time limit of all its counts together
 
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
-#: Conditions as older addresses, and other pages, name them: a field of `Query` and the key of a search.
+#: Names of conditions in older addresses and on other pages: a field of `Query`, and the key of a search.
 _NAMED: Final = {
     "queue": "queue",
     "task": "task",
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
     name: str
     title: str
-    shown: bool = True  #: without a choice of columns
+    shown: bool = True  #: True if it is shown without a choice of columns
     right: bool = False
 
 
@@ -76,7 +76,7 @@ COLUMNS: Final = (
     Column("run", "run", shown=False),
     Column("meta", "metadata", shown=False),
 )
-#: Questions that many ask.
+#: Searches that many people need.
 VIEWS: Final = (
     ("Failing now", "state:failing since:1h"),
     ("Waits longest", "state:queued"),
@@ -90,13 +90,13 @@ VIEWS: Final = (
 class Query(When, frozen=True, kw_only=True):
     """Which jobs."""
 
-    q: Text = ""  #: see `search`
-    cols: tuple[Text, ...] = ()  #: columns; none: the usual ones
+    q: Text = ""  #: the search; see `search`
+    cols: tuple[Text, ...] = ()  #: columns to show; none: the usual ones
     order: Literal["newest", "oldest"] = "newest"
-    share: bool = False  #: tell what they have in common
+    share: bool = False  #: also show what the jobs have in common
     cursor: Annotated[str, msgspec.Meta(max_length=500)] | None = None
     top: Text | None = (
-        None  #: creation of the first row of a list that holds still: newer jobs are only counted
+        None  #: creation time of the first row, for a list that holds still: newer jobs are only counted
     )
     # See `_NAMED`.
     state: tuple[JobState, ...] = ()
@@ -111,7 +111,7 @@ class Query(When, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The whole question as it is typed."""
+        """The whole search as a person types it."""
         pairs = [("state", each.value) for each in self.state]
         pairs += [(key, value) for name, key in _NAMED.items() if (value := getattr(self, name))]
         pairs += [("cause", value) for value in self.fingerprint]
@@ -127,7 +127,7 @@ class Query(When, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **fields, q=text)
 
     def asked(self) -> list[tuple[str, str]]:
-        """Return the question as an address has it, without place and moment."""
+        """Return the search as parameters of an address, without place and moment."""
         return [("q", self.text)] if self.text else []
 
 
@@ -137,31 +137,31 @@ class Jobs(PageFacts, frozen=True, kw_only=True):
     query: Query
     asked: list[tuple[str, str]]
     chips: list[Chip]
-    lacking: list[tuple[Chip, int]]  #: where nothing fits: how many would without each condition
+    lacking: list[tuple[Chip, int]]  #: if no job matches: the number that would without each condition
     problems: tuple[str, ...]
     note: str
     columns: list[Column]
     every: tuple[Column, ...]
     views: tuple[tuple[str, str], ...]
-    traits: list[tuple[Trait, Markup]] | None  #: None: not asked for
-    compared: tuple[int, int]  #: how many jobs with how many others
+    traits: list[tuple[Trait, Markup]] | None  #: None: it was not asked for
+    compared: tuple[int, int]  #: numbers of jobs: of the list, and of the others
     rows: list[JobRow]
     next: str | None
     searched_back_to: str | None
-    tabs: list[tuple[str, str, int, bool]]  #: state, question, jobs, whether it is chosen
+    tabs: list[tuple[str, str, int, bool]]  #: state, search, number of jobs, whether it is chosen
     counted_back_to: str | None
     matching: int
-    newer: int  #: jobs that fit and came after the first row of a list that holds still
+    newer: int  #: matching jobs newer than the first row of a list that holds still
     newer_more: bool
-    #: Creation of the newest of those, "" where there are none. The link that shows them names it: the list's own address
-    #: may get a rendering from before them, which `dashboard` shares for a moment.
+    #: Creation time of the newest one of these, "" without one. The link to them contains it: the list's own address
+    #: could get an older rendering, which `dashboard` shares for a moment.
     newest: str
     hidden: bool
-    top: str  #: creation of the first row
+    top: str  #: creation time of the first row
 
 
 async def jobs(looked: Viewer, *, query: Query) -> Jobs | Elsewhere:
-    """Return one page of the list, as it is or as of a past moment; of a whole id the job itself."""
+    """Return one page of the list, now or as of a past moment; for a whole id, a redirect to the job."""
     past = query.as_of()
     async with opened(looked, past) as (view, shell):
         found = exact(query.text, view.store, looked.principal)
@@ -221,7 +221,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, asked: SearchC
 def _shared(
     looked: Viewer, view: View, asked: SearchChoice
 ) -> tuple[list[tuple[Trait, Markup]], tuple[int, int]]:
-    """Return what sets the newest jobs that fit apart from the other jobs of their time."""
+    """Return the traits that set the newest matching jobs apart from other jobs of their time."""
     rows = view.store.job_page(asked.chosen, limit=_COMPARED_MAX, limits=_SHARED_WITHIN).items
     if not rows:
         return [], (0, 0)
@@ -230,7 +230,7 @@ def _shared(
     whole = JobFilter(
         task=task
         if most >= _MOSTLY * len(rows)
-        else None,  # compare with jobs of the same task, which differ only in what matters
+        else None,  # compare with jobs of the same task, which are otherwise alike
         since=rows[-1].created_at,
         until=rows[0].created_at,
         visible_queues=looked.principal.queues,
@@ -263,9 +263,9 @@ def _bars(trait: Trait) -> Markup:
 
 
 def _lacking(looked: Viewer, view: View, asked: SearchChoice) -> list[tuple[Chip, int]]:
-    """Return how many jobs would fit without each condition, most first."""
+    """Return how many jobs would match without each condition, the highest number first."""
     chips = asked.chips()[:_CHIPS_MAX]
-    if len(chips) < 2:  # noqa: PLR2004 - without the only one, all jobs fit
+    if len(chips) < 2:  # noqa: PLR2004 - without the only one, all jobs match
         return []
     within = SearchLimits(seconds_max=_LACKING_S_MAX / len(chips))
     found = [(chip, _count(looked, view, chip.without, within)) for chip in chips]
@@ -289,11 +289,11 @@ def _tabs(asked: SearchChoice, counts: dict[str, int]) -> list[tuple[str, str, i
     return found
 
 
-# --- What could follow what is typed.
+# --- Suggestions for a search that is being typed.
 
 
 class SuggestQuery(When, frozen=True, kw_only=True):
-    """What was typed so far."""
+    """The text typed so far."""
 
     q: Text = ""
 
@@ -301,12 +301,12 @@ class SuggestQuery(When, frozen=True, kw_only=True):
 class Suggestions(PageFacts, frozen=True, kw_only=True):
     """The part of a page below the field."""
 
-    asked: str  #: as it stood in the field: it may say more by now
+    asked: str  #: text of the field at the request; the field may have changed since
     items: list[Item]
 
 
 async def suggested(looked: Viewer, *, query: SuggestQuery) -> Suggestions:
-    """Return what could follow."""
+    """Return the suggestions."""
     async with opened(looked) as (view, shell):
         return Suggestions(
             shell=shell,
@@ -316,7 +316,7 @@ async def suggested(looked: Viewer, *, query: SuggestQuery) -> Suggestions:
 
 
 def filter_of(query: Query, looked: Viewer, view: View) -> JobFilter:
-    """Return the filter of a search for an act; a word that is not understood raises, and is not left out.
+    """Return the filter of a search for an act; a word that is not understood is an error here, not left out.
 
     Raises: AccessDeniedError, ProjectionConfigError.
     """

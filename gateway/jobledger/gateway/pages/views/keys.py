@@ -9,9 +9,9 @@ from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES
 
 
 class Query(When, frozen=True, kw_only=True):
-    """Which keys."""
+    """The filter of keys."""
 
-    ended: bool = False  #: also those that expired or were revoked
+    ended: bool = False  #: include keys that expired or were revoked
 
 
 class Keys(PageFacts, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class Keys(PageFacts, frozen=True, kw_only=True):
     ended: bool
     roles: tuple[str, ...]
     permissions: tuple[str, ...]
-    made: MadeKey | None = None  #: a key that was just made: its secret is told here and nowhere else
+    made: MadeKey | None = None  #: a key that was just made: this page alone shows its secret
 
 
 async def keys(looked: Viewer, *, query: Query) -> Keys:
@@ -30,12 +30,12 @@ async def keys(looked: Viewer, *, query: Query) -> Keys:
 
 
 async def told(looked: Viewer, made: MadeKey) -> OwnPage:
-    """Return the page that tells a secret. Raises: ProblemError."""
+    """Return the page that shows the secret of a new key. Raises: ProblemError."""
     return OwnPage("keys.html", await _shown(looked, made=made))
 
 
 async def _shown(looked: Viewer, *, ended: bool = False, made: MadeKey | None = None) -> Keys:
-    """Return the page of keys, with one that was just made. Raises: ProblemError."""
+    """Return the page of keys, with a key that was just made. Raises: ProblemError."""
     looked.principal.require_everywhere("admin")
     found = await list_keys(looked.gateway.ledger, ended=ended)
     shell = await shell_of(looked)

@@ -1,4 +1,4 @@
-"""The ledger itself: how long it is, how far it is sealed, when it was checked last, how far the lists are."""
+"""The ledger itself: its length, its seals, its last check, and the position of the lists."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jobledger.ledger.nats.streams import find_stream
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """How full the ledger is."""
+    """The storage of the ledger."""
 
-    used: int  #: bytes
-    committed: int  #: bytes, with those that waiting jobs still need
+    used: int  #: bytes in use
+    committed: int  #: bytes in use, and those that waiting jobs still need
     room: int
-    #: As it grew in the last day; None: that cannot be told yet, or it does not grow.
+    #: Estimate by the growth of the last day; None: not known yet, or no growth.
     fills_in: timedelta | None
 
 
@@ -41,7 +41,7 @@ class LedgerPage(PageFacts, frozen=True, kw_only=True):
 
 
 async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
-    """Return how the ledger is now."""
+    """Return the present state of the ledger."""
     del query
     gateway = looked.gateway
     head = await gateway.ledger.log.head()

@@ -1,4 +1,4 @@
-"""How many jobs there were at each minute, for the slider while it moves; letting go of it shows the exact past."""
+"""Numbers of jobs at each minute, for the slider while it moves; the page of its final place shows the exact past."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobledger.projections.queries.levels import levels_by_minute
 from jobledger.projections.statistics.levels import NOTHING, Counts
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
 
-#: What the figures of the overview are called, and the states they add up.
+#: The figures of the overview: name, and the states that it adds up.
 FIGURES: Final = {
     "running": ("running",),
     "queued": ("queued",),
@@ -26,18 +26,18 @@ FIGURES: Final = {
 }
 _PLACES: Final = {figure: tuple(map(QUEUE_COUNTS.index, names)) for figure, names in FIGURES.items()}
 _QUEUES_MAX: Final = 100
-_EVER: Final = datetime(1970, 1, 1, tzinfo=UTC)  #: before anything that is kept
+_EVER: Final = datetime(1970, 1, 1, tzinfo=UTC)  #: a time before all levels
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Figures by minute; each holds until the next one."""
 
-    minutes: list[int]  #: since 1970
-    states: dict[str, list[int]]  #: by figure, one value a minute
+    minutes: list[int]  #: minutes since 1970
+    states: dict[str, list[int]]  #: by figure, a value for each of `minutes`
 
 
 async def levels(looked: Viewer) -> Levels:
-    """Return the figures of what somebody may see, as far back as they are kept."""
+    """Return the figures of the jobs that the viewer may see, as far back as they are kept."""
     now = looked.gateway.ledger.clock.now()
     async with looked.gateway.projection.opened() as view:
         return await anyio.to_thread.run_sync(_levels, looked, view, now)

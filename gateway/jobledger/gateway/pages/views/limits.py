@@ -1,4 +1,4 @@
-"""Limits by key, and tenants: who holds what, who waits for it, and how it goes for each."""
+"""Limits by key, and tenants: holders, waiting jobs, and the figures of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KEYS_SHOWN: Final = 12
 _TENANTS_SHOWN: Final = 200
 _NOW: Final = "SELECT tenant, status, count(*) FROM jobs WHERE tenant <> '' AND status IN ({}) AND {} GROUP BY tenant, status"
 _KEPT: Final = f"SELECT tenant, {', '.join(QUEUE_COUNTS)} FROM tenants"  # noqa: S608 - names of columns
-_EXACT_S: Final = 3600  #: longer ranges are told by the hour
+_EXACT_S: Final = 3600  #: longer ranges are counted by the hour
 _HOURS: Final = (
     "SELECT tenant, sum(completed), sum(dead_lettered) FROM tenant_hours WHERE hour >= ? GROUP BY tenant"
 )
@@ -47,11 +47,11 @@ class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  #: `name:key`, or the name alone
     key: str
     slots: int | None
-    taken: int | None  #: None, as `held`, for whoever may not see all jobs
+    taken: int | None  #: None, like `held`, for a viewer who may not see all jobs
     held: int | None
     differs: bool  #: it has terms of its own
-    set_by: str = ""  #: who gave it those
-    reason: str = ""  #: and why
+    set_by: str = ""  #: the actor who set these
+    reason: str = ""  #: the reason given for them
     bar: Markup = Markup()
 
 
@@ -61,10 +61,10 @@ class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
     limit: str
     row: LimitListed
     words: str
-    in_code: list[tuple[str, str]]  #: a running worker whose code has other numbers, and these; none without
+    in_code: list[tuple[str, str]]  #: workers whose code has other numbers, with these numbers
     keys: list[KeyLine]
     keys_more: int
-    taken: int | None  #: None, as `held`, for whoever may not see all jobs
+    taken: int | None  #: None, like `held`, for a viewer who may not see all jobs
     held: int | None
 
 
@@ -74,17 +74,17 @@ class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     counts: dict[str, int]  #: jobs that have not ended, by state
     dead: int
-    completed: int  #: in the range
-    failed: int  #: died in the range
+    completed: int  #: jobs completed in the range
+    failed: int  #: jobs that died in the range
     states: Markup
-    limits: list[KeyLine]  #: of which it holds something, or waits for it
+    limits: list[KeyLine]  #: limits that its jobs hold or wait for
 
 
 class Limits(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
     limits: list[LimitLine]
-    internal: list[LimitLine]  #: of the ledger's own jobs
+    internal: list[LimitLine]  #: limits of the ledger's own jobs
     missing: list[LimitMissing]
 
 
@@ -96,7 +96,7 @@ class Tenants(PageFacts, frozen=True, kw_only=True):
 
 
 async def limits(looked: Viewer, *, query: When) -> Limits:
-    """Return the limits that are defined with their keys, and those that jobs name and nobody defined."""
+    """Return the defined limits with their keys, and limits that jobs name and nobody defined."""
     past = query.as_of()
     async with opened(looked, past) as (view, shell):
         workers = [] if past else await looked.gateway.ledger.leases.all()
@@ -177,7 +177,7 @@ def _bar(key: KeyLine, whole: int) -> Markup:
 
 
 async def tenants(looked: Viewer, *, query: When) -> Tenants:
-    """Return every tenant that has jobs which have not ended, died, or ended in the range."""
+    """Return every tenant with open jobs, dead letters, or jobs that ended in the range."""
     past = query.as_of()
     async with opened(looked, past) as (view, shell):
         found = await anyio.to_thread.run_sync(_tenants, looked, view, shell)
@@ -189,7 +189,7 @@ def _tenants(looked: Viewer, view: View, shell: Shell) -> list[TenantLine]:
     since = view.now - timedelta(seconds=RANGES[shell.range][0])
     states = (*OPEN_STATES, "dead_lettered")
     with view.store.one_moment():
-        if looked.principal.is_everywhere:  # what is kept of each tenant is of all queues and tasks
+        if looked.principal.is_everywhere:  # the counts kept for a tenant are of all queues and tasks
             now = [
                 (row[0], state, jobs)
                 for row in view.store.select(_KEPT)
@@ -198,7 +198,7 @@ def _tenants(looked: Viewer, view: View, shell: Shell) -> list[TenantLine]:
             ]
         else:
             now = view.store.select(_NOW.format(", ".join("?" * len(states)), where), (*states, *values))
-        if looked.principal.is_everywhere and RANGES[shell.range][0] > _EXACT_S:  # by the hour
+        if looked.principal.is_everywhere and RANGES[shell.range][0] > _EXACT_S:  # counts by the hour
             since_hour = int(since.timestamp() // 3600)
             sums = view.store.select(_HOURS, (since_hour,))
             lately = [

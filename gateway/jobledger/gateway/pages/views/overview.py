@@ -1,4 +1,4 @@
-"""The overview: what calls for a person, how it goes, and the queues."""
+"""The overview: problems that need a person, figures of the fleet, and the queues."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Overview(PageFacts, frozen=True, kw_only=True):
 
     calls: list[Diagnosis]
     calls_more: list[Diagnosis]
-    counts: dict[str, int | None]  #: by state; None for whoever is bound to tasks
+    counts: dict[str, int | None]  #: by state; None for a viewer bound to tasks
     open: tuple[str, ...]
     happened: FleetCharts
     queues: list[QueueLine]
-    internal: list[QueueLine]  #: of the ledger's own jobs
-    last_death: str | None  #: when a job died last
-    workers: int | None  #: None: of the past that is not known
+    internal: list[QueueLine]  #: queues of the ledger's own jobs
+    last_death: str | None  #: time of the newest death of a job
+    workers: int | None  #: None: not known for the past
 
 
 async def overview(looked: Viewer, *, query: When) -> Overview:
@@ -64,7 +64,7 @@ async def _charts(looked: Viewer, view: View, shell: Shell) -> FleetCharts:
     return await looked.kept.get(key, make, fresh_s=max(_FRESH_S, RANGES[shell.range][1] / 20))
 
 
-def _page(  # noqa: PLR0917 - everything that was read, once
+def _page(  # noqa: PLR0917 - all facts that were read
     looked: Viewer, view: View, shell: Shell, called: list[Diagnosis], charts: FleetCharts, alive: int | None
 ) -> Overview:
     store, now, principal = view.store, view.now, looked.principal

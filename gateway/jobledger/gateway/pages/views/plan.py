@@ -1,4 +1,4 @@
-"""Acts on many jobs: planned first, then done by a job of the ledger's own, whose page shows how far it is."""
+"""Acts on many jobs: planned first, then done by a job of the ledger's own, whose page shows its progress."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Name = Annotated[str, msgspec.Meta(max_length=600)]
 
 
 class Query(JobsQuery, frozen=True, kw_only=True):
-    """What to do to which jobs: those that were chosen, else all that fit the filters."""
+    """The act and its jobs: the chosen ones, else all that match the filter."""
 
     verb: Verb = "requeue"
     what: Literal["chosen", "filter"] = "filter"
     job: Annotated[tuple[Name, ...], msgspec.Meta(max_length=_CHOSEN_MAX)] = ()  #: `<queue>/<id>`
     before: int | None = None  #: with a filter, jobs that changed after this event are left out
-    per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: 0: as fast as it goes
+    per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: jobs a minute; 0: as fast as possible
 
     def said(self) -> list[tuple[str, str]]:
-        """Return all of it as a form has it, but for the last field."""
+        """Return the fields as those of a form, without the last field."""
         jobs = [("job", each) for each in self.job] if self.what == "chosen" else []
         return [("verb", self.verb), ("what", self.what), *jobs, *self.asked()]
 
@@ -51,20 +51,20 @@ class Plan(PageFacts, frozen=True, kw_only=True):
     said: list[tuple[str, str]]
     asked: list[tuple[str, str]]
     before: int
-    count: int  #: of the jobs that it is about
-    results: list[ActResult]  #: of the first ones
-    planned: int  #: of these, how many it would be done to
+    count: int  #: number of jobs
+    results: list[ActResult]  #: results for the first jobs
+    planned: int  #: how many of the first jobs the act would be done to
 
 
 async def plan(looked: Viewer, *, query: Query) -> Plan:
-    """Return what an act would do now; nothing is changed. Raises: ProblemError."""
+    """Return what an act would do now, and change nothing. Raises: ProblemError."""
     permission = PERMISSIONS[query.verb]
     looked.principal.require(permission)
     if query.as_of() is not None:
         raise ProblemError("ACTS_ON_PAST", "the past cannot be changed: go back to now")
     async with looked.gateway.projection.opened() as view:
         before = view.position().sequence
-        if query.what == "filter" and query.text:  # `2h` and words mean the same when it is done
+        if query.what == "filter" and query.text:  # `2h` and words must mean the same when the plan is done
             query = query.with_text(search_text(filter_of(query, looked, view)))
     chosen = await chosen_of(looked, query, before)
     act = act_of(ToDo(act=query.verb), looked.principal.name)
@@ -83,7 +83,7 @@ async def plan(looked: Viewer, *, query: Query) -> Plan:
 
 
 async def chosen_of(looked: Viewer, query: Query, before: int) -> list[ChosenJob]:
-    """Return the jobs that somebody means and may act on; of a filter those that did not change after `before`. Raises: ProblemError."""
+    """Return the chosen jobs that the viewer may act on, unchanged since `before`. Raises: ProblemError."""
     permission = PERMISSIONS[query.verb]
     if query.what == "chosen":
         if not query.job:

@@ -1,4 +1,4 @@
-"""Queues as lines of a table: what they hold, and how fast it moves."""
+"""Queues as lines of a table: numbers of jobs, and how fast they are worked off."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.projections import QueueRow
 from jobledger.projections.statistics.history import QueueHappened
 
-LATELY_S: Final = 300  #: what rates are of
+LATELY_S: Final = 300  #: rates are of this newest time, in seconds
 
 
 class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     """One queue."""
 
     queue: str
-    counts: dict[str, int | None]  #: None, here and below, for whoever is bound to tasks
+    counts: dict[str, int | None]  #: None, here and below, for a viewer bound to tasks
     later: int | None  #: jobs that wait for their time, their limits, a step or a person
     waits_s: float | None  #: how long the oldest one has waited for a worker
-    rate: float  #: completed a minute
+    rate: float  #: jobs completed a minute
     wait95_s: float | None
     run50_s: float | None
-    failing: float | None  #: share of the attempts
+    failing: float | None  #: share of attempts that failed
     trend: Markup
     paused: bool
 

@@ -1,4 +1,4 @@
-"""Queues: what they hold, how fast it moves, which are paused; with a form to pause and resume each."""
+"""Queues: numbers of jobs, speed and pauses; with a form to pause and resume each."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class QueueNow(msgspec.Struct, frozen=True, kw_only=True):
     """One queue."""
 
     line: QueueLine
-    states: Markup  #: how its jobs are divided
+    states: Markup  #: a bar of its jobs by state
     pause: QueueState | None  #: None: it is not paused
-    total: int | None  #: None for whoever is bound to tasks
+    total: int | None  #: None for a viewer bound to tasks
 
 
 class Queues(PageFacts, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Beginning a run again: what would be copied and what executed, before anything is done."""
+"""The plan of a rerun: which steps would be copied and which executed, before anything is done."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from jobledger.ledger.reruns.plans import RerunRequest
 
 
 class Query(When, frozen=True, kw_only=True):
-    """From which step, and of which moment of the run."""
+    """The first step to execute, and the moment of the run to begin from."""
 
-    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": with all that completed
-    as_it_was: Annotated[str, msgspec.Meta(max_length=40)] = ""  #: a past moment; "": as it is
+    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": copy all completed steps
+    as_it_was: Annotated[str, msgspec.Meta(max_length=40)] = ""  #: a past moment; "": the present
 
 
 def chosen(step: str) -> RerunRequest:
-    """Return which steps a form asks to copy: "" names none, and asks for all that completed."""
+    """Return the choice of steps for a rerun: those before a step, or for "" all completed ones."""
     return {"from_step": step or None, "failed": not step}
 
 
@@ -43,14 +43,14 @@ class RerunPage(PageFacts, frozen=True, kw_only=True):
     copied: tuple[Step, ...]
     groups: tuple[CopiedGroup, ...]
     again: tuple[Step, ...]
-    editable: str | None  #: its input as text that a form can hold; None: hidden, gone, or too long
+    editable: str | None  #: its input as text of a form; None: hidden, deleted, or too long
     editable_hash: str
     hidden: bool
-    planned: str  #: names this plan: sent twice, it is done once
+    planned: str  #: id of this plan: sent twice, it is done once
 
 
 async def rerun(looked: Viewer, queue: str, id: str, *, query: Query) -> RerunPage:  # noqa: A002 - as in the address
-    """Return what a rerun would be now; nothing is changed. Raises: ProblemError, and as `run_acts.rerun_planned`."""
+    """Return what a rerun would do now, and change nothing. Raises: ProblemError, and as `run_acts.rerun_planned`."""
     gateway, principal = looked.gateway, looked.principal
     principal.require("review", check_token("queue", queue))
     ref = JobRef(queue=queue, job_id=check_token("job id", id))

@@ -1,4 +1,4 @@
-"""The first rows of a table of a run: a page of its own, of which the page of the run shows the table."""
+"""The first rows of a table of a run: a page of its own, whose table the page of the run shows, too."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jobledger.ledger.model.job import Job
 
 _ROWS: Final = 20
 _COLUMNS_MAX: Final = 40
-_TEXT_MAX: Final = 160  #: characters of a value
+_TEXT_MAX: Final = 160  #: characters of a value that are shown
 _NUMBERS: Final = ("int", "uint", "halffloat", "float", "double", "decimal")
 
 
 class Query(When, frozen=True, kw_only=True):
-    """Which table."""
+    """The choice of a table."""
 
-    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": the only one of the run
+    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": the run's only table
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +39,10 @@ class RowsPage(PageFacts, frozen=True, kw_only=True):
 
     job: Job
     step: str
-    total: int  #: rows of the table
+    total: int  #: number of rows of the table
     columns: list[Column]
     columns_more: int
-    rows: list[list[str | None]]  #: by column; None: there is no value
+    rows: list[list[str | None]]  #: values by column; None: no value
 
 
 async def rows(looked: Viewer, queue: str, id: str, *, query: Query) -> RowsPage:  # noqa: A002 - as in the address

@@ -1,4 +1,4 @@
-"""What a job page shows of a run beside its timeline: its steps with their values, and the signals it can be sent."""
+"""The parts of a job page for a run, beside its timeline: its steps with their values, and signals to send."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _STEPS_MAX = 300
 
 
 class SignalForm(msgspec.Struct, frozen=True, kw_only=True):
-    """A signal that can be sent by filling fields."""
+    """A signal with a form to send it."""
 
     name: str
-    fields: tuple[Field, ...] | None  #: None: JSON has to be typed
+    fields: tuple[Field, ...] | None  #: None: its value is typed as JSON
 
 
 class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     """The run of a job page."""
 
-    steps: list[StepShown]  #: the newest, in their order; with their values for who may see these
+    steps: list[StepShown]  #: the newest steps in their order, with values if the viewer may see them
     signals: list[SignalRow]
-    takes_signals: bool  #: whether it can be sent one
+    takes_signals: bool  #: True if signals can be sent to it
     awaited: list[SignalForm]  #: the signals that it waits for
     known: list[str]  #: names of the signals that its workflow waits for at any time
     begins: list[str]  #: keys of the newest steps that a rerun can begin with
-    may_mend: bool  #: whether a rerun can begin with all that completed
+    may_mend: bool  #: True if a rerun can copy all completed steps
 
 
 def run_part(
     job: Job, seen: Sequence[StoredEvent], principal: Principal, workflow: AnnouncedTask | None
 ) -> RunPart | None:
-    """Return what a job recorded as a run, as far as somebody may see it; None where it recorded nothing.
+    """Return a run's part of the page, as far as the viewer may see it; None if the job recorded no step.
 
     `workflow`: as workers announced it, for the fields of its signals.
     """
@@ -68,6 +68,6 @@ def _signals(job: Job, workflow: AnnouncedTask | None) -> list[SignalForm]:
 
 
 def signal_fields(workflow: AnnouncedTask | None, name: str) -> tuple[Field, ...] | None:
-    """Return the fields of a signal's form; None where workers announced nothing of it."""
+    """Return the fields of a signal's form; None if no worker announced the signal."""
     signal = None if workflow is None else workflow.signals.get(name)
     return None if signal is None else value_fields(signal.schema)

@@ -1,4 +1,4 @@
-"""Runs: how many wait for what, the newest ones with how far each is, and the workflows that they are runs of."""
+"""Runs: numbers of waiting runs by reason, the newest runs with their progress, and their workflows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobledger.gateway.scoped import terms_for, workflows_for
 from jobledger.projections.filters import joined
 
 _SHOWN: Final = 40
-#: How many of the newest jobs are looked at for runs among them.
+#: The number of newest jobs that are searched for runs.
 LOOKED_AT: Final = 5_000
 _WAITING: Final = (
     "SELECT j.task, j.awaiting, coalesce(s.target, ''), count(*), min(j.updated_at), min(s.until) "
@@ -36,14 +36,14 @@ _NEWEST: Final = (
 
 
 class WaitingRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of one workflow that wait for the same."""
+    """Runs of one workflow that wait for the same thing."""
 
     task: str
     awaiting: str
-    target: str  #: the signal
+    target: str  #: name of the signal
     runs: int
     oldest: str
-    next_until: str | None  #: when the first of their waits ends by itself
+    next_until: str | None  #: earliest time at which one of their waits ends by itself
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     version: str | None
     status: str
-    awaiting: str | None  #: what it waits for, in a few words
+    awaiting: str | None  #: reason of its wait, in a few words
     tenant: str
     created_at: str
     completed_at: str | None
@@ -62,13 +62,13 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     done: int
     bar: Markup
-    dead: int = 0  #: dead letters among its children, which a person lets it go on from
+    dead: int = 0  #: dead letters among its children, which need a person before the run goes on
 
 
 class Runs(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    for_person: list[DeadChildren]  #: none for whoever is bound to tasks
+    for_person: list[DeadChildren]  #: empty for a viewer bound to tasks
     waiting: list[WaitingRuns]
     newest: list[RunLine]
     looked_at: int
@@ -76,7 +76,7 @@ class Runs(PageFacts, frozen=True, kw_only=True):
 
 
 async def runs(looked: Viewer, *, query: When) -> Runs:
-    """Return runs as they are, or as of a past moment; which code workers had then is not known."""
+    """Return runs as they are, or as of a past moment, for which the code of the workers is not known."""
     past = query.as_of()
     workflows = [] if past is not None else await workflows_for(looked.principal, looked.gateway.rows)
     async with opened(looked, past) as (view, shell):

@@ -1,4 +1,4 @@
-"""Schedules: when each ticks next, and what its ticks came to."""
+"""Schedules: the next tick of each, and the jobs of its ticks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ScheduleLine(msgspec.Struct, frozen=True, kw_only=True):
 
     row: ScheduleRow
     in_code: str  #: `yes`, `no` or `unknown`
-    is_late: bool  #: its tick was due more than a minute ago and has not come
-    ticks: list[TickRow]  #: the newest that have jobs, the oldest first
+    is_late: bool  #: True if its tick is overdue by more than a minute
+    ticks: list[TickRow]  #: the newest ticks with jobs, the oldest first
 
 
 class Schedules(PageFacts, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Schedules(PageFacts, frozen=True, kw_only=True):
 
 
 async def schedules(looked: Viewer, *, query: When) -> Schedules:
-    """Return the schedules by name; what code the workers had at a past moment is not known."""
+    """Return the schedules by name; for a past moment the code of the workers is not known."""
     past = query.as_of()
     listed = [] if past is not None else await list_schedules(looked.gateway.rows)
     async with opened(looked, past) as (view, shell):

@@ -40,8 +40,8 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     """One task."""
 
     entry: TaskEntry
-    workers: int  #: how many living workers have it
-    rates: Rates | None  #: what happened to its jobs in the range; None: nothing
+    workers: int  #: number of living workers that have it
+    rates: Rates | None  #: rates of its jobs in the range; None: no job changed
     trend: Markup
     schedules: list[str]
 
@@ -53,19 +53,19 @@ class Tasks(PageFacts, frozen=True, kw_only=True):
 
 
 class TaskQuery(When, frozen=True, kw_only=True):
-    """What the form begins with."""
+    """The query of the form."""
 
-    like: str = ""  #: `<queue>/<job id>` of a job that the new one is to be like
+    like: str = ""  #: `<queue>/<job id>` of a job whose values fill the form
 
 
 class Like(msgspec.Struct, frozen=True, kw_only=True):
-    """What the form takes over from a job."""
+    """The values of a job that fill the form."""
 
     job: JobRef
     tenant: str
     priority: str
-    limits: str  #: those that a person may name, with spaces between
-    input: str  #: as JSON
+    limits: str  #: limits that a person may name, with spaces between them
+    input: str  #: input as JSON
 
 
 class TaskForm(PageFacts, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class TaskForm(PageFacts, frozen=True, kw_only=True):
 
 
 async def tasks(looked: Viewer, *, query: When) -> Tasks:
-    """Return the tasks by name, but those of the ledger's own jobs, which nobody adds here."""
+    """Return the tasks by name, without those of the ledger's own jobs, which nobody adds here."""
     ledger, may = looked.gateway.ledger, looked.principal.may
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
     living = [each for each in await ledger.leases.all() if not each.stopped]
@@ -114,9 +114,9 @@ async def tasks(looked: Viewer, *, query: When) -> Tasks:
 
 
 async def task_form(looked: Viewer, task: str, *, query: TaskQuery) -> TaskForm:
-    """Return how one task goes, and a form to add a job of it.
+    """Return the figures of one task, and a form to add a job of it.
 
-    Raises: ProblemError (TASK_NOT_FOUND); AccessDeniedError, JobNotFoundError for the job that the new one is to be like.
+    Raises: ProblemError (TASK_NOT_FOUND); AccessDeniedError, JobNotFoundError for the job whose values fill the form.
     """
     ledger = looked.gateway.ledger
     found = await find_task(ledger.inbox, ledger.names, check_token("task name", task))
@@ -140,7 +140,7 @@ async def task_form(looked: Viewer, task: str, *, query: TaskQuery) -> TaskForm:
 
 
 async def _like(looked: Viewer, task: str, name: str) -> Like:
-    """Return what a new job takes over from one. Raises: as `task_form`."""
+    """Return the values of a job that fill the form. Raises: as `task_form`."""
     queue, _, job_id = name.partition("/")
     ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
     principal, missing = looked.principal, JobNotFoundError(job_id)
@@ -182,7 +182,7 @@ def _told(looked: Viewer, view: View, shell: Shell, entry: TaskEntry) -> dict[st
 
 
 def _schedules(looked: Viewer, view: View) -> list[ScheduleRow]:
-    """Return the schedules that somebody may see."""
+    """Return the schedules that the viewer may see."""
     return [
         row
         for row in read_schedules(view.store.select)
@@ -191,11 +191,11 @@ def _schedules(looked: Viewer, view: View) -> list[ScheduleRow]:
 
 
 def _durations(run: Histogram) -> Markup:
-    """Return how many attempts took how long, some buckets in a bar."""
+    """Return a histogram of how long attempts took; a bar is one bucket or several."""
     if not run.spread_us:
         return Markup("")
     first, last = (bisect_left(BOUNDS_US, bound) for bound in (min(run.spread_us), max(run.spread_us)))
-    several = max(1, -(-(last - first + 1) // _BARS))  # buckets in a bar
+    several = max(1, -(-(last - first + 1) // _BARS))  # buckets of a bar
     counts = [0] * ((last - first) // several + 1)
     for bound, jobs in run.spread_us.items():
         counts[(bisect_left(BOUNDS_US, bound) - first) // several] += jobs
@@ -210,7 +210,7 @@ def _durations(run: Histogram) -> Markup:
 
 
 def _place(seconds: float, first: int) -> float:
-    """Return where in the buckets from the `first` on a duration lies, as the part of its bucket that is below it."""
+    """Return the place of a duration, in buckets after the `first`; the fraction is its place within its bucket."""
     at = bisect_left(BOUNDS_US, seconds * 1e6)
     low, high = BOUNDS_US[max(0, at - 1)], BOUNDS_US[at]
     return at - first + ((seconds * 1e6 - low) / (high - low) if high > low else 0.0)

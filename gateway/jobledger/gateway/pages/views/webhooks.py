@@ -1,4 +1,4 @@
-"""What comes in from outside and what goes out: routes with their deliveries, webhooks, and watches."""
+"""Traffic with other systems: routes with their deliveries, webhooks, and watches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class Query(When, frozen=True, kw_only=True):
-    """Which deliveries."""
+    """The filter of deliveries."""
 
     route: Text = ""
-    unmatched: bool = False  #: only those that no rule matched
+    unmatched: bool = False  #: only deliveries that no rule matched
 
 
 class Webhooks(PageFacts, frozen=True, kw_only=True):
@@ -34,11 +34,11 @@ class Webhooks(PageFacts, frozen=True, kw_only=True):
     webhooks: list[WebhookInfo]
     routes: list[RouteRow]
     deliveries: list[DeliveryRow]
-    repeatable: frozenset[int]  #: `last_sequence` of the deliveries whose route and body are still there
+    repeatable: frozenset[int]  #: `last_sequence` of deliveries that can be processed again
 
 
 async def webhooks(looked: Viewer, *, query: Query) -> Webhooks:
-    """Return them as they are now. Raises: ProblemError for who may not see all queues."""
+    """Return the present routes, webhooks and watches. Raises: ProblemError for a viewer who may not see all queues."""
     looked.principal.require_everywhere("view")
     ledger = looked.gateway.ledger
     async with opened(looked) as (view, shell):
@@ -62,7 +62,7 @@ async def webhooks(looked: Viewer, *, query: Query) -> Webhooks:
 
 
 def _repeatable(deliveries: list[DeliveryRow], routes: set[str], now: datetime) -> frozenset[int]:
-    """Return the sequences of those deliveries that can be processed again."""
+    """Return the sequences of the deliveries that can be processed again, as their route and body still exist."""
     kept = (each for each in deliveries if each.route in routes and each.kept_until is not None)
     return frozenset(
         each.last_sequence for each in kept if as_utc(datetime.fromisoformat(each.kept_until or "")) > now

@@ -20,7 +20,7 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     """One process."""
 
     info: WorkerInfo
-    did: WorkerRow | None  #: what the ledger knows of it
+    did: WorkerRow | None  #: its counts in the ledger's events
 
 
 class Workers(PageFacts, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Workers(PageFacts, frozen=True, kw_only=True):
 
 
 async def workers(looked: Viewer, *, query: When) -> Workers:
-    """Return who works now: leases are not kept, so this page has no past."""
+    """Return the present workers; old leases are not kept, so this page has no past."""
     del query
     found = workers_for(looked.principal, await list_workers(looked.gateway.ledger))[:_WORKERS_MAX]
     async with opened(looked) as (view, shell):
