@@ -1,1 +1,1 @@
-"""The command line: the only reader of environment and arguments; whatever it does, a program can do too."""
+"""The command line: the only reader of environment and arguments; a program can do everything that it does."""

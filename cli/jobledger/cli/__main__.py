@@ -1,6 +1,6 @@
-"""The entry of `jobledger` and of `python -m jobledger.cli`: an interrupt ends it quietly, also while it loads.
+"""The entry of `jobledger` and of `python -m jobledger.cli`: an interrupt ends it quietly, also while modules load.
 
-It imports next to nothing, so that it can say the version before it loads the command line, which takes longer than
+It imports next to nothing, so that it can print the version without loading the command line, which takes longer than
 Python itself.
 """
 
@@ -13,25 +13,25 @@ from typing import Final
 from jobledger.cli.streams import prepare
 from jobledger.ledger.model.version import VERSION
 
-_INTERRUPTED: Final = 130  # as in jobledger.cli.errors, which may not be imported yet
+_INTERRUPTED: Final = 130  # the code in jobledger.cli.errors, which may not be imported yet
 
 
 def main() -> None:
     """Run the command line; see `jobledger.cli.main`."""
-    # A start makes hundreds of thousands of objects that stay: the collector would look through all of them again and
-    # again. `session.run` and `command` turn it on for what runs longer.
+    # A start makes hundreds of thousands of objects that stay, and the garbage collector would examine all of them
+    # again and again. `session.run` and `command` turn it on for commands that run longer.
     gc.disable()
     prepare()
     if sys.argv[1:] == ["--version"] and _has_said_version():
         return
     try:
-        from jobledger.cli.main import main as run  # noqa: PLC0415 - slow, so it may be interrupted
+        from jobledger.cli.main import main as run  # noqa: PLC0415 - slow, so an interrupt may come meanwhile
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     try:
         run()
     finally:
-        gc.freeze()  # or Python looks through all of them once more, before it ends and they go anyway
+        gc.freeze()  # else Python would examine all objects once more before its end
 
 
 def _has_said_version() -> bool:

@@ -1,4 +1,4 @@
-"""The answers to questions in SQL: how their rows are printed, and the options that bound them."""
+"""The answers to questions in SQL: printing their rows, and the options that limit them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Timeout = Annotated[
 
 
 def show_answer(output: Output, found: SqlAnswer, shown: str) -> None:
-    """Print the rows: as `shown` says, with --json as JSON; tell where there are more."""
+    """Print the rows in the form of `shown`, or as JSON with --json; say if there are more."""
     if output.as_json:
         shown = "json"
     if shown == "json":

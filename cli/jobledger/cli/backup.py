@@ -56,7 +56,7 @@ async def backup(
 ) -> None:
     """Write a back-up of the environment into DIR while work goes on.
 
-    Exits with 4 where --verify finds that the ledger is not sound.
+    Exits with 4 if --verify finds that the ledger is not sound.
     """
     if every is None:
         await _back_up(cli, folder, verify=verify, keep=keep)
@@ -70,7 +70,7 @@ async def backup(
                 await _back_up(cli, folder, verify=verify, keep=keep)
             except LedgerNotSoundError:
                 raise
-            except (LedgerError, OSError) as error:  # the next one may find the server again, or room
+            except (LedgerError, OSError) as error:  # the next one may find the server or room
                 cli.output.note(f"no back-up was written into {folder}: {error}")
             while due <= anyio.current_time():
                 due += every
@@ -78,7 +78,7 @@ async def backup(
 
 
 async def _back_up(cli: Cli, folder: Path, *, verify: bool, keep: int | None) -> None:
-    """Write one back-up, and tell of it in a line. Raises: LedgerNotSoundError, and as `back_up`."""
+    """Write one back-up, and report it in a line. Raises: LedgerNotSoundError, and as `back_up`."""
     output = cli.output
     async with cli.ledger() as ledger:
         with output.progress("writing the back-up") as progress:
@@ -93,7 +93,7 @@ async def _back_up(cli: Cli, folder: Path, *, verify: bool, keep: int | None) ->
 
 
 async def _problem_of(output: Output, taken: TakenBackup) -> str | None:
-    """Return what is wrong with a back-up's ledger, None where it is sound."""
+    """Return the problem of a back-up's ledger, None if it is sound."""
     with output.progress("checking the back-up") as progress:
         report = await verify_backup(Path(taken.folder), taken.backup, on_progress=progress)
     if report.sound:

@@ -1,4 +1,4 @@
-"""Acts on many jobs, as commands do them: a plan first if asked, a question before many, a table of the results."""
+"""Acts of commands on many jobs: a plan if asked for, a question before acts on many, a table of the results."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ Limit = Annotated[
 
 
 class BulkAct(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done to which jobs, and how carefully."""
+    """An act, its jobs, and whether to plan it or to ask first."""
 
     find: Callable[[Rows], Awaitable[list[ChosenJob]]]
-    by_id: int  #: how many ids were named; 0: conditions choose
+    by_id: int  #: number of ids that were named; 0: conditions choose the jobs
     act: Act
-    noun: str  #: what one of them is called
-    detail: str = ""  #: what is the same for each, in words
-    refused: str = "not dead letters any more"  #: why some may be refused
+    noun: str  #: word for one of the jobs
+    detail: str = ""  #: words on details that are the same for all jobs
+    refused: str = "not dead letters any more"  #: reason why some may be refused
     plan: bool
     yes: bool
 
 
 def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
-    """Refuse a command that chooses no jobs, or chooses them in two ways: an act on many must be meant.
+    """Refuse a command that chooses no jobs, or chooses them in two ways, so that no act on many happens by mistake.
 
-    `conditions`: the options that exist for such jobs only. Raises: UsageError.
+    `conditions`: options for jobs of this kind only, as words of the sentence. Raises: UsageError.
     """
     if choice.names_twice:
         raise UsageError("name jobs by their ids or choose them by options, not both")
@@ -70,15 +70,15 @@ def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
 
 
 async def perform_all(cli: Cli, asked: BulkAct) -> int:
-    """Do what was asked, or show the plan; return the exit code.
+    """Do the act, or show the plan; return the exit code.
 
-    Raises: UsageError where a program has to say --yes, typer.Exit when a person says no; what finding them raises.
+    Raises: UsageError if a program has to give --yes, typer.Exit if a person says no; the errors of finding the jobs.
     """
     act, plan = asked.act, asked.plan
     async with cli.ledger() as ledger:
         rows = cli.rows(ledger)
         found = await asked.find(rows)
-        # Ids were named one by one; a condition may choose more than was meant.
+        # Ids were named one by one, but a condition may choose more jobs than intended.
         if found and not (plan or asked.yes or asked.by_id):
             await ask(cli.output, f"{act.verb} {_counted(len(found), asked.noun)}{asked.detail}?")
         if asked.by_id == 1:
@@ -90,7 +90,7 @@ async def perform_all(cli: Cli, asked: BulkAct) -> int:
 
 
 async def ask(output: Output, question: str) -> None:
-    """Ask a person; a program has to say --yes.
+    """Ask a person; a program has to give --yes.
 
     Raises: UsageError without a terminal, typer.Exit when the answer is no.
     """
@@ -122,7 +122,7 @@ def _tell(output: Output, asked: BulkAct, outcomes: Sequence[ActResult]) -> None
 
 
 def _in_all(asked: BulkAct, outcomes: Sequence[ActResult], done: int) -> str:
-    """Say to how many it was done, or would be."""
+    """Return the sentence on how many jobs the act was done to, or would be."""
     past, what = f"{asked.act.past}{asked.detail}", _counted(done, asked.noun)
     if not outcomes:
         return f"no {asked.noun}s match"

@@ -1,7 +1,7 @@
 """Lines and tables as a person sees them, drawn with rich.
 
-Only `Output` uses it, and loads it when there is something to draw: an answer in JSON needs no rich, which takes a tenth of
-a command's start.
+Only `Output` uses this module, and loads it when something is drawn: an answer in JSON does not need rich, which takes
+a tenth of a command's start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobledger.cli.text import Cell, plain
 
 _GAP: Final = "   "
 _COMMAND: Final = re.compile(r"`[^`\n]*`")
-_COLUMN_MIN: Final = 4  #: of a column that may be cut
+_COLUMN_MIN: Final = 4  #: least width of a column that may be cut
 
 
 class _Console(Console):
@@ -31,18 +31,18 @@ class _Console(Console):
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a console that writes text as it is: job data holds square brackets that are no markup of rich."""
+    """Return a console that writes text as it is, since square brackets in job data are no markup of rich."""
     return _Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
 class Canvas:
-    """What is drawn on stdout."""
+    """The drawing on stdout."""
 
     def __init__(self) -> None:
         self.console = console_on(sys.stdout)
 
     def say(self, text: str | Text = "", *, style: str = "") -> None:
-        """Write text; long lines wrap on a terminal, and nowhere else."""
+        """Write text; long lines wrap on a terminal only."""
         whole = text if isinstance(text, Text) else Text(plain(text))
         for line in whole.split(allow_blank=True):
             for part in self._folded(line, self.console.width):
@@ -54,7 +54,7 @@ class Canvas:
         return _wrapped(text, width) if self.console.is_terminal else [text]
 
     def line(self, text: Text) -> None:
-        """Print one line of a list: cut to a terminal's width, whole where a program may read it."""
+        """Print one line of a list: cut to a terminal's width; whole in a file or for a program."""
         text.rstrip()
         if self.console.is_terminal:
             self.console.print(text, no_wrap=True, overflow="ellipsis")
@@ -66,8 +66,8 @@ class Canvas:
         """Print a table, on a terminal one that fits.
 
         A column whose name ends with `>` is right-aligned, one that ends with `!` is never cut, and one that ends with
-        `~` is folded instead. The first one, which holds the name, is never cut either; where there is too little room
-        for all, the line is cut at its end.
+        `~` is folded instead. The first column, which holds the name, is never cut, either. If the terminal is still
+        too narrow, the line is cut at its end.
         """
         kinds = [column[-1:] for column in columns]
         heads = [Text(column.rstrip(">!~"), style="bold") for column in columns]
@@ -101,7 +101,7 @@ class Canvas:
             self._cut(line, widths[0])
 
     def _cut(self, line: Text, name: int) -> None:
-        """Print a line of a table; what a terminal has no room for is cut off at the end, but not within the name."""
+        """Print a line of a table; on a narrow terminal its end is cut off, but not within the name."""
         if self.console.is_terminal:
             line.truncate(max(self.console.width, name), overflow="ellipsis")
         self.console.print(line, soft_wrap=True)
@@ -124,7 +124,7 @@ class Canvas:
 
 
 def _wrapped(body: Text, width: int) -> list[Text]:
-    """Break between words only: a path that is too long stays whole, and so does a command in backticks, to be copied.
+    """Break between words only: a path or a command in backticks stays whole, so that it can be copied.
 
     Further lines have the indent of the first.
     """
@@ -169,7 +169,7 @@ def _set(cell: Text, width: int, *, is_right: bool) -> Text:
 
 
 def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Narrow the widest column above its least width until all fit; a column with least width 0 keeps its width."""
+    """Narrow the widest column, down to its least width, until all fit; least width 0 means never narrowed."""
     found = list(widths)
     while sum(found) > room:
         candidates = [at for at, width in enumerate(found) if 0 < least[at] < width]

@@ -1,4 +1,4 @@
-"""`jobledger cluster`: on which servers each stream lies, and the change of how many copies there are."""
+"""`jobledger cluster`: the servers of each stream, and a change of the number of copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Limit = Annotated[
 async def show(cli: Cli) -> int:
     """Show on which servers each stream lies, which one leads it, and which copies are away or behind.
 
-    Exits with 1 where a copy is missing, away or behind.
+    Exits with 1 if a copy is missing, away or behind.
     """
     async with cli.ledger() as ledger:
         found = await list_copies(ledger)
@@ -52,8 +52,8 @@ async def show(cli: Cli) -> int:
 async def replicas(cli: Cli, *, number: _Number, plan: _Plan = False, limit_s: _Limit = 300.0) -> None:
     """Give every stream N copies, on as many servers: grow from one server to three while work goes on.
 
-    One stream is changed after the other, and each is waited for until its copies are up to date. What is so already is
-    left alone, so after an interruption the same command goes on.
+    The command changes one stream after the other, and waits each time until the copies are up to date. It skips
+    streams that have N copies already, so that the same command goes on after an interruption.
     """
     output = cli.output
     async with cli.ledger() as ledger:
@@ -97,6 +97,6 @@ def _row(each: StreamCopies | StreamAway) -> tuple[int | str, str, str]:
 
 
 def _lack(other: Replica) -> str:
-    if other.away:  # a new leader reports a copy away before it has measured its silence
+    if other.away:  # a new leader reports a copy as away before it has measured how long the copy is silent
         return f" (away for {other.silent_s:.0f} s)" if other.silent_s >= 1 else " (away)"
     return "" if other.current else f" (lacks {other.behind:,})"

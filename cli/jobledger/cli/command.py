@@ -25,7 +25,7 @@ from jobledger.ledger.nats.addresses import holds_secret
 from jobledger.ledger.variables import variable
 from jobledger.projections.filters import SaidFilter
 
-# Modules that read a projection, connect or run a loop are imported where they are used: help begins in a third
+# Modules that read a projection, connect or run a loop are imported where they are used, so that `--help` takes a third
 # of the time.
 if TYPE_CHECKING:
     from jobledger.admin.rows import Rows
@@ -42,17 +42,17 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     **{name: (options.SAID[name], None) for name in SaidFilter.__struct_fields__},
     **{name: (kind, None) for name, kind in SERVER_OPTIONS.items()},
 }
-OFFLINE: Final = ("as_json",)  #: of a command that needs no server
-#: Of a command that connects; `command` adds --context and the options of `ACCESS`.
+OFFLINE: Final = ("as_json",)  #: options of a command that needs no server
+#: Options of a command that connects; `command` adds --context and the options of `ACCESS`.
 LEDGER: Final = ("url", "environment", "as_json")
-ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
-#: Of a command that chooses jobs by what their enqueuers recorded; those of `ROWS` too.
+ROWS: Final = ("projection", *LEDGER)  #: for a command that reads the projection, even if only to find a job
+#: Options of a command that chooses jobs by the words of their enqueuers; with the options of `ROWS`.
 CHOOSES: Final = (*SaidFilter.__struct_fields__, *ROWS)
-CREATES: Final = "ledger_bytes_max"  #: of the commands that make a ledger where there is none
-WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
+CREATES: Final = "ledger_bytes_max"  #: option of commands that make a ledger if there is none
+WAITS: Final = "wait_for_server_s"  #: option of a process that may begin before its server
 
 
-#: The parameter by which a function gets typer's context.
+#: The parameter through which a function gets typer's context.
 _LINE: Final = inspect.Parameter("line", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
 
@@ -75,7 +75,7 @@ class Cli:
         variables: Mapping[str, str] = {},
         **others: Any,
     ) -> None:
-        """Check the options. `line`: typer's context; `variables`: the same settings as variables, for another command.
+        """Check the options. `line`: typer's context; `variables`: these settings as variables, for another command.
 
         `others`: the fields of `SaidFilter` and those of `Access`.
 
@@ -100,13 +100,13 @@ class Cli:
             name: value for name, value in settings.items() if name not in of_ledger
         }
         self.line = line
-        self.context = context  #: of the `nats` command, if that names the server
-        self.projection = projection  #: the file that was named
+        self.context = context  #: context of the `nats` command, if it names the server
+        self.projection = projection  #: the file that the option names
         self.output = Output(as_json=as_json)
-        self.said = SaidFilter(**said)  #: which jobs, by what their enqueuers recorded
+        self.said = SaidFilter(**said)  #: choice of jobs by the words of their enqueuers
 
     def place_words(self) -> Iterator[str]:
-        """Yield the options that name the ledger and its projection, for a command that somebody may type next."""
+        """Yield the options that name the ledger and its projection, for a command that a person may type next."""
         target = self.target
         if self.context:
             yield f"--context {shlex.quote(self.context)}"
@@ -121,8 +121,8 @@ class Cli:
     async def ledger(self, *, known: str | None = None) -> AsyncGenerator[Ledger, None]:
         """Connect for the length of a block.
 
-        Raises: as `opened`; a LedgerNotFoundError adds `known`, a sentence on a former ledger, else what a
-            projection on this machine has of one.
+        Raises: as `opened`; a LedgerNotFoundError also has a sentence on a former ledger: `known`, or one from a
+            projection on this machine.
         """
         from jobledger.cli.session import opened  # noqa: PLC0415
         from jobledger.ledger.nats.jetstream_client import load_jetstream_at_first_use  # noqa: PLC0415
@@ -137,9 +137,9 @@ class Cli:
             yield ledger
 
     def former_ledger(self, now: Path | None = None) -> str | None:
-        """Return a sentence on a former ledger of which a projection on this machine is left, else None.
+        """Return a sentence on a former ledger, if a projection of it is left on this machine; else None.
 
-        `now`: the projection of the ledger that is there now, if there is one.
+        `now`: the projection of the present ledger, if there is one.
         """
         from jobledger.admin.projection_files import PROJECTIONS, files_of, former_ledger  # noqa: PLC0415
         from jobledger.cli.session import data_folder  # noqa: PLC0415
@@ -154,7 +154,7 @@ class Cli:
         return None
 
     def rows(self, ledger: Ledger) -> Rows:
-        """Return the ledger's projection; it shows a person how far it has read."""
+        """Return the ledger's projection, which shows its progress to a person."""
         from jobledger.admin.projection_files import projection_path  # noqa: PLC0415
         from jobledger.admin.rows import Rows  # noqa: PLC0415
         from jobledger.cli.session import data_folder  # noqa: PLC0415
@@ -181,11 +181,11 @@ def command(
 ) -> Callable[[F], F]:
     """Register a function whose first parameter is a `Cli`; the others are its own arguments and options.
 
-    A coroutine is run to its end, also one that a plain function returns: Ctrl-C ends at once what such a function
-    does before (import an application, read stdin), which in a loop it cannot. An int that it returns is the exit code.
-    `takes`: which of the shared options the command has; the other fields of its `Cli` have their defaults. What
-    connects has all of `SERVER_OPTIONS`. `settings`: options for fields of configurations. `order`: options in the place
-    of the function's parameter of that name, which gets their values by these names.
+    A coroutine is run to its end, also one that a plain function returns. (Such a function may import an application or
+    read stdin before it returns: Ctrl-C ends that at once, which it could not within a loop.) A returned int is the
+    exit code. `takes`: the shared options of the command; other fields of its `Cli` have their defaults. A command that
+    connects has all of `SERVER_OPTIONS`. `settings`: options for fields of configurations. `order`: options that take
+    the place of the function's parameter `order`, which gets their values by name.
     """
     if CREATES in takes:
         settings = {**settings, "replicas": options.REPLICAS}
@@ -236,7 +236,7 @@ def command(
 def _called(
     function: Callable[..., Awaitable[int | None] | int | None], cli: Cli, given: dict[str, Any]
 ) -> Awaitable[int | None] | int | None:
-    """Call a command; one that is no coroutine may work for long without the loop of `run`, which turns the collector on."""
+    """Call a command; for a plain function, which has no loop of `run`, turn the garbage collector on here."""
     if not inspect.iscoroutinefunction(function):
         gc.enable()
     return function(cli, **given)

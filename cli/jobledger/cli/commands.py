@@ -1,4 +1,4 @@
-"""Which commands there are, and the module of each: only the one that was asked for is imported.
+"""The table of commands, with the module of each: only the command that was asked for is imported.
 
 A start of the command line is mostly imports, and no command needs those of all others.
 """
@@ -23,8 +23,8 @@ class Group(NamedTuple):
     members: Mapping[str, str | Group]
 
 
-VERBS: Final = "verbs:"  #: before the name of a module of `jobledger.admin.verbs`, which declares the command
-#: In the order of `--help`: each command with its module below `jobledger.cli`, where `@command` names it again.
+VERBS: Final = "verbs:"  #: prefix of a module's name in `jobledger.admin.verbs` that declares the command
+#: Commands in the order of `--help`, each with its module below `jobledger.cli`, where `@command` names it again.
 COMMANDS: Final = Group(
     groups.TOP,
     {
@@ -259,7 +259,7 @@ COMMANDS: Final = Group(
 )
 
 
-#: The panels of `jobledger --help`, in its order, with what each lists; each command is in one of them.
+#: The panels of `jobledger --help` in order, with the commands in each; each command is in one panel.
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("up", "worker", "reactors", "gateway", "server", "init", "metrics", "demo"),
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
@@ -326,7 +326,7 @@ def named_by(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_command(path: Sequence[str]) -> bool:
-    """Return whether these are the words of a command, and not of a group."""
+    """Return whether these words name a command, not a group."""
     member: str | Group = COMMANDS
     for word in path:
         assert isinstance(member, Group), "only a group has members"
@@ -335,12 +335,12 @@ def is_command(path: Sequence[str]) -> bool:
 
 
 def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
-    """Add what a command line needs: the command or the group that its words name, without one all that `--help` lists.
+    """Add the command or the group that the words of a command line name; if they name none, all that `--help` lists.
 
     `words`: what follows the switches for all commands; None adds every command.
     """
     if words is not None and words[:1] == ["--version"]:
-        return  # it needs no command
+        return  # such a line needs no command
     names = _load(
         COMMANDS, None if words is None else list(dropwhile(lambda word: word.startswith("-"), words))
     )
@@ -371,11 +371,11 @@ def _import(member: str) -> None:
 
 
 def _unnamed() -> None:
-    """Stand in for a command of which only the name and one sentence of help are shown."""
+    """Stand in for a command of which only name and help sentence are shown."""
 
 
 def _load(group: Group, words: Sequence[str] | None) -> list[str]:
-    """Import the command that the first of the words names, or else all commands of the group; return their names.
+    """Import the command that the first word names, or else all commands of the group; return their names.
 
     The names of groups are returned, too. The commands of these are imported only if the words name the group, or for None.
     """

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 _ASKED: Final = "_JOBLEDGER_COMPLETE"
-_LINES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  #: of bash, and of the other shells
+_LINES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  #: variables of bash, and of other shells
 
 
 def is_completing() -> bool:

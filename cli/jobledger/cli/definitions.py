@@ -1,4 +1,4 @@
-"""What a file or stdin gives a command: the bytes of a body, or a definition in JSON or TOML."""
+"""Input of a command from a file or stdin: the bytes of a body, or a definition in JSON or TOML."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import check_text
 
-_FILE_BYTES_MAX: Final = 16 << 20  #: as the largest body that a route takes
+_FILE_BYTES_MAX: Final = 16 << 20  #: size of the largest body that a route accepts
 STDIN: Final = "-"
 
 
 def read_bytes(file: str) -> bytes:
-    """Return what a file holds, or stdin for "-". Raises: UsageError for more than 16 MiB on stdin; OSError."""
+    """Return the content of a file, or of stdin for "-". Raises: UsageError for more than 16 MiB on stdin; OSError."""
     if file != STDIN:
         with open_file(Path(file), bytes_max=_FILE_BYTES_MAX) as opened:
             return opened.read()

@@ -1,4 +1,4 @@
-"""The embedded server as commands use it: its monitoring port, its end, its ready line."""
+"""The embedded server for commands: its monitoring port, its end, its ready line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jobledger.projections.errors import ProjectionError
 #: The monitoring port lies this far above the client port, as 8222 above 4222, so that `doctor` finds it.
 MONITOR_ABOVE: Final = 4000
 _PORT_MAX: Final = 65535
-#: How long to wait after an error for the server's end to show. Our own errors are reported soon; an unforeseen one is
-#: most likely caused by that end, which a busy machine shows late.
+#: How long to wait after an error for the server's end to show. An error of our own is reported soon; an unforeseen one
+#: is most likely caused by the server's end, which a busy machine shows late.
 _DEATH_S: Final = 0.3
 _DEATH_UNFORESEEN_S: Final = 3.0
 
@@ -58,13 +58,13 @@ async def until_ended(server: EmbeddedServer) -> None:
 
 @contextlib.asynccontextmanager
 async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
-    """Raise ServerEndedError once the server has ended, whichever of our parts noticed it first.
+    """Raise ServerEndedError once the server has ended, whatever error that causes first.
 
     Raises: ServerEndedError instead of any error that came with it.
     """
     try:
         yield
-    except BaseException as error:  # anything may be what the death of the server looks like
+    except BaseException as error:  # the server's death may show as any error
         if _was_asked_for(error):
             raise
         with anyio.move_on_after(_death_s(first_of(error))):
@@ -89,7 +89,7 @@ def _was_asked_for(error: BaseException) -> bool:
 
 
 def ended_error(server: EmbeddedServer) -> ServerEndedError:
-    """Return the sentence on a server that has ended."""
+    """Return the error for a server that has ended."""
     code = server.returncode or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     last = server.last_log_lines(1)
@@ -98,7 +98,7 @@ def ended_error(server: EmbeddedServer) -> ServerEndedError:
 
 
 def described(server: EmbeddedServer) -> dict[str, Any]:
-    """Return what a program wants to know of a server that is ready."""
+    """Return the facts for programs about a ready server."""
     return {
         "url": server.url,
         "monitor": server.monitor_url,
@@ -109,7 +109,7 @@ def described(server: EmbeddedServer) -> dict[str, Any]:
 
 
 def safety(durability: str) -> str:
-    """Return in a few words what a durability means."""
+    """Return the meaning of a durability in a few words."""
     return (
         "safe against power cuts"
         if durability == "power"

@@ -1,4 +1,4 @@
-"""What the command line says when something went wrong, and the exit code that scripts rely on.
+"""Errors of the command line: the sentence for a person, and the exit code that scripts rely on.
 
 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server, 130 interrupted.
 """
@@ -66,7 +66,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (ProjectionBusyError, REFUSED),
 )
 
-#: The option that answers an error: the ledger's own sentences name no options of the command line.
+#: The option that solves an error; the ledger's own sentences name no options of the command line.
 _OPTIONS: Final[dict[type[LedgerError], str]] = {
     AmbiguousIdError: "--queue",
     InputMismatchError: "--on-other-input keep",
@@ -88,11 +88,11 @@ class ServerEndedError(UnreachableError):
 
 
 class JobNotCompletedError(LedgerError):
-    """`enqueue --wait` saw the job end otherwise than completed."""
+    """`enqueue --wait` saw the job end, but not as completed."""
 
 
 class QueueNotDrainedError(LedgerError):
-    """`queues drain` saw jobs that still ran at the end of its time; the queue stays paused."""
+    """`queues drain` reached its time limit while jobs still ran; the queue stays paused."""
 
 
 class ProjectionDiffersError(LedgerError):
@@ -100,31 +100,31 @@ class ProjectionDiffersError(LedgerError):
 
 
 class LedgerNotSoundError(RefusedError):
-    """`audit verify` found what must not be in a ledger, and does not vouch for it; the sentence names the first."""
+    """`audit verify` found violations in the ledger; the sentence names the first."""
 
 
 class RunsDivergeError(RefusedError):
-    """`workflows check` found runs that would not go on with this code; the sentence names the first."""
+    """`workflows check` found runs that could not go on with this code; the sentence names the first."""
 
 
 class ArchiveNotWrittenError(LedgerError):
-    """`audit archive` met a folder or disk that takes no more; every event is where it was, or in the archive too."""
+    """`audit archive` could not write to its folder; every event is still in the ledger, or complete in the archive."""
 
 
 class PastsDifferError(RefusedError):
-    """`audit diff` compared two ledgers, or exports of them, that do not say the same where both say something."""
+    """`audit diff` compared two ledgers or exports that differ in a range that both have."""
 
 
 class StoppedBySignalError(Exception):
-    """A signal ended a command that has an end of its own; not KeyboardInterrupt, which event loops report."""
+    """A signal ended a command that ends by itself otherwise; not KeyboardInterrupt, which event loops report."""
 
 
 class DemoFailedError(LedgerError):
-    """The demo's counts do not agree, or it could not be brought to its end."""
+    """The demo's counts do not agree, or the demo could not finish."""
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the code for an error of ours or of anybody else's."""
+    """Return the exit code of an error, of jobledger or of another library."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
@@ -132,7 +132,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the error that matters in a group: one of ours before any other, a real one before a cancellation."""
+    """Return the most important error of a group: our own before others, and errors before cancellations."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     members = [first_of(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions]
@@ -148,7 +148,7 @@ def sentence(error: BaseException) -> str:
         return f"{error} ({option})" if option else str(error)
     if isinstance(error, TyperException):
         command = getattr(getattr(error, "ctx", None), "command_path", "jobledger")
-        # The library that checks choices puts these words first; they tell a person nothing.
+        # Words that the library for choices puts first, and that do not help a person.
         text = error.format_message().replace("Value error, ", "").rstrip(".")
         return f"{text}{_near(text)} (see `{command} --help`)"
     if isinstance(error, UnfitFileError):
@@ -160,11 +160,11 @@ def sentence(error: BaseException) -> str:
 
 
 def _near(text: str) -> str:
-    """Return a question with the nearest choice, where the text is about a word that is not a choice."""
+    """Return a question with the nearest choice if the text is about a word that is none of the choices."""
     found = _CHOICES.search(text)
     if found is None:
         return ""
-    import difflib  # noqa: PLC0415 - only for a word that is none of the choices
+    import difflib  # noqa: PLC0415 - only for a mistyped word
 
     words = re.findall(r"'([^']*)'", found[2])
     near = difflib.get_close_matches(found[1].lower().replace("-", "_"), words, n=1)
@@ -175,7 +175,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     """Write the error to stderr, as JSON if that was asked for, and return the exit code."""
     code = exit_code(error)
     if isinstance(error, TyperException) and not error.format_message():
-        return code  # the help of a group was shown, and says it all
+        return code  # the help of a group was shown; nothing to add
     text = " ".join(sentence(error).split())
     if as_json:
         import msgspec  # noqa: PLC0415 - `--help` writes no JSON

@@ -1,4 +1,4 @@
-"""The end of a process that cannot wait for the code of a task."""
+"""The end of a process that cannot wait for a task's code."""
 
 from __future__ import annotations
 

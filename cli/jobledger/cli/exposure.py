@@ -1,4 +1,4 @@
-"""Where a process shows its metrics, as it was told on the command line."""
+"""The address where a process shows its metrics, from the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PORT_MAX: Final = 65535
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """Port, address and token of `/metrics`; no port means that there is none."""
+    """Port, address and token of `/metrics`; without a port there is no such page."""
 
     port: int | None = None
     host: str = LOOPBACK
@@ -55,7 +55,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: ConfigurationError, PortInUseError.
         """
-        # Imported here: a process that shows no metrics does not load what it takes.
+        # Imported here, so that a process without metrics does not load it.
         from jobledger.ledger.metrics.server import MetricsServer, read_token  # noqa: PLC0415
 
         assert self.port is not None, "somebody asked for metrics"

@@ -13,7 +13,7 @@ def _group(words: str) -> typer.Typer:
     return typer.Typer(help=words, cls=Group)
 
 
-TOP: Final = typer.Typer()  #: of the commands without a group
+TOP: Final = typer.Typer()  #: typer's app for the commands without a group
 QUEUES: Final = _group("List the queues and what they hold; pause, resume, drain and empty them.")
 JOBS: Final = _group("List, show, explain, signal, pause, cancel, retry, reschedule and run jobs.")
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")

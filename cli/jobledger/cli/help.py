@@ -1,6 +1,6 @@
-"""Commands and groups, and how their `--help` looks: a section for each panel, plain text, no types of Python.
+"""Commands and groups, and the form of their `--help`: a section for each panel, plain text, no Python types.
 
-Typer's own sections need rich with a reader of Markdown: two thirds of the time of `jobledger --help`.
+Typer's own sections need rich with a reader of Markdown, which takes two thirds of the time of `jobledger --help`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from jobledger.cli.errors import USAGE
 from jobledger.cli.server_options import SERVER_OPTIONS, in_one_line
 
-# Values of options: simple ones are read here, without typer's slow reader.
-# That reader imports pydantic and builds an adapter for each option, given or not: it takes longer than typer itself.
+# Values of options: simple values are read here, without typer's slow reader.
+# Typer's reader imports pydantic and builds an adapter for each option, given or not, which takes longer than typer
+# itself.
 
 _TYPERS: Final = object()  #: returned for a value that typer is to read
 _DIGITS_MAX: Final = 18  #: a longer number is left to typer
 
 
 class _Reader:
-    """What typer asks for the value of one option or argument."""
+    """A reader of one option's or argument's value, which typer calls."""
 
     def __init__(self, parameter: Any) -> None:
         self._typers = parameter.get_runtime_param
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value as the command gets it. Raises: what typer's reader raises, for a value that cannot be read."""
+        """Return the value for the command. Raises: as typer's reader, for a value that cannot be read."""
         found = _read(value, param)
         return self._typers().coerce(value, param=param, ctx=ctx) if found is _TYPERS else found
 
 
 def read_quickly(parameter: Any) -> None:
-    """Let typer ask for this parameter's values here first."""
+    """Let typer read this parameter's values by our reader first."""
     if "get_runtime_param" not in vars(parameter):
         reader = _Reader(parameter)
         parameter.get_runtime_param = lambda: reader
 
 
 def _read(value: Any, parameter: Any) -> Any:
-    """Return what typer's reader would, or `_TYPERS` to ask that reader."""
+    """Return the same value as typer's reader, or `_TYPERS` to leave it to that reader."""
     descriptor = parameter.type_descriptor
     if value is None:
         return () if parameter.multiple or parameter.nargs == -1 else None
@@ -73,7 +74,7 @@ def _read_one(value: Any, kind: Any, parameter: Any) -> Any:
 
 
 def _path(value: Any, descriptor: Any) -> Any:
-    """Return a path that is nowhere, or can be read; what an option asks beyond that is left to typer."""
+    """Return a path that does not exist or can be read; leave all other checks of an option to typer."""
     told = descriptor.parameter_info
     asks = told.exists or told.writable or told.resolve_path or told.allow_dash or told.path_type is not None
     is_any = descriptor.annotation is Path and told.file_okay and told.dir_okay and not asks
@@ -100,7 +101,7 @@ COLUMNS_MAX: Final = 100  #: a longer line of text is hard to read
 
 
 class Command(TyperCommand):
-    """A command; its own `--help` is a switch and takes no value, and tells the options of the server in one line."""
+    """A command; its `--help` is a switch without a value, and mentions the options of the server in one line."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help; options of the server take one line, since `jobledger --help` lists them."""
@@ -159,7 +160,7 @@ class Group(TyperGroup):
         _write_sections(formatter, _options(self, ctx))
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return the option `--help`, as of a command."""
+        """Return the option `--help`, as in a command."""
         return _without_type(super().get_help_option(ctx))
 
     def get_params(self, ctx: Any) -> Any:
@@ -196,7 +197,7 @@ def _first_paragraph(command: Any) -> str:
 
 
 def _is_of_server(option: Any) -> bool:
-    """Return whether an option is a shared one, not one that a command declares under the same name."""
+    """Return whether an option is the shared one, and not a command's own of the same name."""
     shared = SERVER_OPTIONS.get(option.name)
     return shared is not None and shared.__metadata__[0].help == option.help
 

@@ -34,7 +34,7 @@ async def init(
 ) -> None:
     """Make the ledger and the buckets of an environment where they are missing, and say what to do next.
 
-    What is there already stays as it is. Whoever connects later needs no right to make streams.
+    Existing streams and buckets stay as they are. Processes that connect later need no right to make streams.
     """
     created = not await _is_there(cli)
     async with opened(cli.target) as ledger:

@@ -1,4 +1,4 @@
-"""`jobledger keys link`: an address that logs somebody in to the dashboard of a gateway, once."""
+"""`jobledger keys link`: an address for one log-in to the dashboard of a gateway."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ async def link(
     gateway: options.Gateway = options.GATEWAY,
     reason: Why = "",
 ) -> None:
-    """Make a link that logs somebody in to the dashboard, once. What it opens can be ended with `keys revoke`."""
+    """Make a link that logs somebody in to the dashboard, once. `keys revoke` ends the session that it opens."""
     if not gateway.startswith(("http://", "https://")):
         raise UsageError(f"--gateway {gateway[:80]!r} is no address: write http://HOST:PORT or https://HOST")
-    grant = Grant(  # unknown words are refused where the key is made
+    grant = Grant(  # unknown words are refused when the key is made
         role=cast("Role | None", role),
         permissions=cast("tuple[Permission, ...]", tuple(permission or ())),
         queues=tuple(queue or ()),

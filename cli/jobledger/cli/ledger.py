@@ -1,4 +1,4 @@
-"""`jobledger ledger resize`: how many bytes the ledger may hold."""
+"""`jobledger ledger resize`: change how many bytes the ledger may hold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _Size = Annotated[str, typer.Argument(metavar="SIZE", help="What it may hold, su
 
 @command(LEDGER, "resize")
 async def resize(cli: Cli, *, wanted: _Size) -> None:
-    """Let the ledger hold up to SIZE, more or less than now; work goes on meanwhile, and no event goes.
+    """Let the ledger hold up to SIZE, more or less than now; work goes on meanwhile, and no event is deleted.
 
-    The way out where the ledger is full: give it room, then move older events into an archive with `audit archive`.
+    If the ledger is full, give it room, then move older events into an archive with `audit archive`.
     """
     bytes_max = read_size(wanted)
     if bytes_max is None:

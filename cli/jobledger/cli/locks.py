@@ -1,4 +1,4 @@
-"""`jobledger locks list` and `show`: which locks are held, by which process, and whether that lives."""
+"""`jobledger locks list` and `show`: the held locks, their processes, and whether these live."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Lock = Annotated[str, typer.Argument(metavar="LOCK", help="The lock's id within
 
 @command(LOCKS, "list")
 async def list_all(cli: Cli, *, limit: options.Limit = 50) -> None:
-    """List the locks that are held, those that were taken last first: by whom, since when, with which number."""
+    """List the held locks, the newest first: by whom, since when, with which number."""
     output = cli.output
     async with cli.ledger() as ledger:
         found, now = await list_locks(ledger, limit=limit), ledger.clock.now()

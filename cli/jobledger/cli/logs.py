@@ -1,4 +1,4 @@
-"""What a log line looks like on stderr: for a person or, with `--log-format json`, one object a line."""
+"""The form of log lines on stderr: for a person or, with `--log-format json`, one object a line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobledger.ledger.logs.job_filter import FACTS, JobFilter
 from jobledger.ledger.logs.lines import Line, lines_of
 
 _TASKS: Final = "jobledger.task"  #: the name of `Context.logger`
-_JOBS: Final = "jobledger.workers.jobs"  #: logs what happens to each job
+_JOBS: Final = "jobledger.workers.jobs"  #: logger of the life of jobs
 _RED, _YELLOW, _DIM, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
-_NOTES: Final = logging.getLogger("jobledger.notes")  #: logs the notes of commands
+_NOTES: Final = logging.getLogger("jobledger.notes")  #: logger of commands' notes
 
 
 class _Text(logging.Formatter):
@@ -84,7 +84,7 @@ class _Terminal(_Text):
 
 
 class _Json(logging.Formatter):
-    """One object a line: `time`, `level`, `logger`, `message`, what is known of `FACTS`, `exception`."""
+    """One object a line: `time`, `level`, `logger`, `message`, the known fields of `FACTS`, `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -123,7 +123,7 @@ def _object(line: dict[str, Any]) -> str:
 
 
 def _encodable(line: dict[str, Any]) -> dict[str, Any]:
-    """Replace what no JSON text can hold: a foreign value that a task logged, a lone surrogate."""
+    """Replace values that JSON cannot hold: foreign values that a task logged, and lone surrogates."""
     return {
         name: value
         if isinstance(value, int | float)
@@ -217,7 +217,7 @@ def log_as_process() -> None:
 def log_application(modules: Iterable[str]) -> None:
     """Set the loggers of an application's packages to INFO, unless the application set a level itself.
 
-    `modules`: those of its tasks. What tasks log is kept for `jobs logs`, and most of it is INFO.
+    `modules`: the modules of its tasks. Lines of tasks are kept for `jobs logs`, and most of these are INFO.
     """
     for name in {module.partition(".")[0] for module in modules} - {"jobledger"}:
         logger = logging.getLogger(name)
@@ -239,7 +239,7 @@ def log_format() -> LogFormat:
 
 
 def note(text: str, otherwise: Callable[[str], None]) -> None:
-    """Give a person a note: as a log line with --log-format json, else by `otherwise`."""
+    """Show a note to a person: as a log line with --log-format json, else by `otherwise`."""
     if log_format() == "json":
         _NOTES.info("%s", plain(text))
     else:

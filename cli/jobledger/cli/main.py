@@ -1,4 +1,4 @@
-"""The command `jobledger`: its commands, and the way from an error to a sentence and an exit code."""
+"""The program `jobledger`: its commands, and the way from an error to a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jobledger.cli.server_options import SERVER_OPTIONS, leading
 from jobledger.cli.streams import LogFormat, is_broken, let_go
 from jobledger.ledger.model.version import VERSION
 
-#: These may stand anywhere on the line.
+#: Switches that may be anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
 _LOG_FORMAT: Final = "--log-format"
 _IDLE_THREADS_END_S: Final = 0.1
@@ -33,7 +33,7 @@ _IDLE_THREADS_END_S: Final = 0.1
 _PLACES: Final = {name: place for place, name in enumerate(chain.from_iterable(PANELS.values()))}
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's callbacks
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - as typer calls it
     if wanted:
         sys.stdout.write(f"jobledger {VERSION}\n")
         raise typer.Exit
@@ -88,7 +88,7 @@ def _root_with_server() -> Callable[..., None]:
 
 
 def program(words: Sequence[str] | None = None) -> TyperGroup:
-    """Return the command line with the commands that these words need; for None with every command."""
+    """Return the command line with the commands that these words need; with every command for None."""
     app = typer.Typer(
         name="jobledger",
         cls=Group,
@@ -98,7 +98,7 @@ def program(words: Sequence[str] | None = None) -> TyperGroup:
         "JOBLEDGER_TLS_CA. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server. "
         "Commands act as an operator, who may do everything; events name the account that runs them.",
         callback=_root_with_server(),
-        # Only completion and the root's own options need it; it imports modules that no command uses.
+        # Only completion and the root's own options need this, and it imports modules that no command uses.
         add_completion=is_completing() or not words or words[0].startswith("-"),
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": COLUMNS_MAX},
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _leave_threads_behind(code: int) -> None:
     """Exit at once when a task's thread is still busy: the interpreter would wait for it for ever.
 
-    Its job was given back or is taken over, so nothing that it still does will be recorded.
+    The job was given back or is taken over, so nothing that the thread still does will be recorded.
     """
     deadline = time.monotonic() + _IDLE_THREADS_END_S
     for thread in threading.enumerate():
@@ -136,7 +136,7 @@ def _leave_threads_behind(code: int) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; whatever goes wrong is one sentence on stderr."""
+    """Run one command and return its exit code; every error is one sentence on stderr."""
     for stream in (sys.stdout, sys.stderr):
         _tolerate_any_text(stream)
     switches, others = _switches_apart(arguments)
@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = _command_for(others).main(args=words, prog_name="jobledger", standalone_mode=False)
         sys.stdout.flush()
-    except SystemExit as error:  # typer exits so when the reader of stdout has gone
+    except SystemExit as error:  # typer's exit if the reader of stdout has gone
         return (
             _after_broken_pipe() if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
         )
@@ -202,17 +202,17 @@ def _server_behind_command(words: list[str]) -> list[str]:
     """Return the words with options of the server moved behind the command; without a command they are left out."""
     count = leading(words)
     server, rest = words[:count], words[count:]
-    if server and rest[:1] == ["--"]:  # ends the options before the command
+    if server and rest[:1] == ["--"]:  # `--` ends the options before the command
         rest = rest[1:]
     path = named_by(rest)
     if not server or not rest:
         return words
-    # A group lists its commands without a server; and words that name no command are refused as such.
+    # A group lists its commands without a server, and words that name no command are refused anyway.
     return [*path, *server, *rest[len(path) :]] if is_command(path) else rest
 
 
 def _tolerate_any_text(stream: TextIO) -> None:
-    """Write what the terminal's encoding lacks as an escape instead of failing half-way through an answer."""
+    """Write characters that the terminal's encoding lacks as escapes instead of failing half-way through an answer."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Parts of the commands about a single job: its id on the command line, and how its archive is named."""
+"""Parts of the commands about a single job: its id on the command line, and the option for its archive."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or a pre
 
 
 class FoundJob(NamedTuple):
-    """One job and its events, also those in its archive."""
+    """One job and its events, including those in its archive."""
 
     ledger: Ledger
     log: Log  #: the ledger with the archive of --archive in front of it
     history: list[StoredEvent]
-    missing: str  #: a sentence where the history lacks events of the job, else ""
+    missing: str  #: a sentence if the history lacks events of the job, else ""
     chain: ChainCheck  #: whether the hash links of the history hold
 
 
@@ -40,9 +40,9 @@ class FoundJob(NamedTuple):
 async def found_history(
     cli: Cli, job_id: str, queue: str | None, archives: Sequence[Path] | None, command: str
 ) -> AsyncGenerator[FoundJob, None]:
-    """Connect for the length of the block, and read the job's events, those in its archive before the others.
+    """Connect for the length of the block, and read the job's events, beginning with those in its archive.
 
-    `command`: the command that messages name where --archive helps.
+    `command`: the command that messages name if --archive helps.
 
     Raises: as `find_history`.
     """
@@ -57,7 +57,7 @@ async def found_history(
 
 
 async def moment_of_found(found: FoundJob, past: AsOf, job_id: str, command: str) -> Moment:
-    """Return the past moment in the log that the job was read from; an error names `command` where --archive helps.
+    """Return the past moment in the log that the job was read from; an error names `command` if --archive helps.
 
     Raises: MomentAheadError, MomentArchivedError, UnreachableError.
     """
@@ -69,12 +69,12 @@ async def moment_of_found(found: FoundJob, past: AsOf, job_id: str, command: str
 
 
 def status_of(job: Job) -> dict[str, str]:
-    """Return which job it is and its state, for programs."""
+    """Return a job's reference and state, for programs."""
     return {"id": job.id, "queue": job.queue, "status": job.state.value}
 
 
 def refuse_broken(check: ChainCheck, label: str) -> None:
-    """Refuse a history in which a hash link does not hold: what was shown cannot be trusted.
+    """Refuse a history with a broken hash link: the job that was shown cannot be trusted.
 
     Raises: LedgerNotSoundError.
     """
@@ -86,7 +86,7 @@ def refuse_broken(check: ChainCheck, label: str) -> None:
 
 
 def newest(history: Sequence[StoredEvent], output: Output) -> list[StoredEvent]:
-    """Return the events of the newest job among those of one id, and tell of an older one."""
+    """Return the events of the newest job among several of one id, and mention an older one."""
     events, older = newest_life(history)
     if older is not None:
         job_id = older.event.job

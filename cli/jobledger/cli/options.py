@@ -22,10 +22,10 @@ class Setting(NamedTuple):
     option: Any  #: the type of the command's parameter, whose default is None
     flag: str
     variable: str
-    told: str  #: one sentence
-    default: str  #: in words
-    value: Callable[[Any], Any]  #: what was typed -> the field
-    text: Callable[[Any], str]  #: the field -> what the variable says
+    told: str  #: its help, one sentence
+    default: str  #: its default in words
+    value: Callable[[Any], Any]  #: (typed value) -> value of the field
+    text: Callable[[Any], str]  #: (value of the field) -> text of the variable
 
 
 def setting(flag: str, metavar: str, told: str, panel: str | None = None) -> Any:
@@ -45,7 +45,7 @@ LedgerBytesMax = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
-#: Of a command that makes a ledger, and of processes that run jobs.
+#: Option of commands that make a ledger, and of processes that run jobs.
 REPLICAS: Final = Setting(
     option=Annotated[
         int | None,

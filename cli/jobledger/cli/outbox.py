@@ -1,4 +1,4 @@
-"""`jobledger outbox ...`: the relay of jobs that wait in an application's database, and what people do with its rows."""
+"""`jobledger outbox ...`: the relay of jobs that wait in an application's database, and acts of people on its rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jobledger.ledger.outbox.table import Dialect, schema
 from jobledger.ledger.variables import variable
 from jobledger.ledger.written_orders import WrittenOrder
 
-_NAMED_MAX: Final = 10  #: numbers in a sentence
+_NAMED_MAX: Final = 10  #: most numbers in a sentence
 _NUMBERS = Annotated[list[int], typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")]
 
 
@@ -48,7 +48,7 @@ def _holds_password(address: str) -> bool:
     try:
         parts = urlsplit(address)
         return parts.password is not None or bool(parse_qs(parts.query).keys() & {"password", "sslpassword"})
-    except ValueError:  # what cannot be read may hold one
+    except ValueError:  # an unreadable address may hold a password
         return True
 
 
@@ -74,7 +74,7 @@ _DatabaseFile = Annotated[
 
 
 def _opened(address: str | None, file: Path | None) -> OutboxDatabase:
-    """Return the database that is meant. Raises: UsageError, ConfigurationError."""
+    """Return the database that the options name. Raises: UsageError, ConfigurationError."""
     if address is not None and file is None:
         return open_database(address)
     if address is None and file is not None:
@@ -129,14 +129,14 @@ async def relay(
         ),
     ] = 1.0,
 ) -> None:
-    """Make jobs of the rows of an outbox until SIGTERM or Ctrl-C; of several relays one at a time does so."""
+    """Make jobs from the rows of an outbox until SIGTERM or Ctrl-C; of several relays one works at a time."""
     if not poll > 0:
         raise UsageError("--poll must be above 0, as in --poll 1s")
     if not once:
         log_as_process()
     output = cli.output
     async with stoppable(), _opened(database, database_file) as outbox:
-        # What is wrong with it is told before anything else.
+        # A mistake in the address is reported before anything else.
         await retried_at_start(cli.target, outbox.counts)
         async with cli.ledger() as ledger, anyio.create_task_group() as group:
             group.start_soon(until_closed, ledger)
@@ -202,7 +202,7 @@ class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, row: ListedRow) -> OutboxJob:
-        """Return what is shown of a row; of one that cannot be read neither queue nor job."""
+        """Return the shown part of a row; without queue and job if the row cannot be read."""
         try:
             written = WrittenOrder.read(row.text)
         except InvalidError:
@@ -227,7 +227,7 @@ async def list_rows(
     refused: Annotated[bool, typer.Option("--refused", metavar="", help="Only refused rows.")] = False,
     limit: options.Limit = 50,
 ) -> None:
-    """List the rows of an outbox, the oldest first: which job each is to be, and why it was refused."""
+    """List the rows of an outbox, the oldest first: the job that each will be, and why it was refused."""
     async with _opened(database, database_file) as outbox:
         found = [OutboxJob.of(row) for row in await outbox.rows(limit, refused_only=refused)]
     if cli.output.as_json:
@@ -253,7 +253,7 @@ async def list_rows(
 async def retry(
     cli: Cli, *, numbers: _NUMBERS, database: _Database = None, database_file: _DatabaseFile = None
 ) -> None:
-    """Let refused rows wait for the relay again, after what was wrong is mended."""
+    """Let refused rows wait for the relay again, after the mistake is corrected."""
     async with _opened(database, database_file) as outbox:
         _tell_count(cli.output, numbers, await outbox.retry(numbers), "wait again")
 
@@ -268,7 +268,7 @@ async def discard(
 
 
 def _tell_count(output: Output, numbers: list[int], count: int, what: str) -> None:
-    """Say how many refused rows there were. Raises: NotFoundError where there was none."""
+    """Print the number of refused rows. Raises: NotFoundError without any."""
     if not count:
         named = ", ".join(map(str, numbers[:_NAMED_MAX]))
         raise NotFoundError(

@@ -1,4 +1,4 @@
-"""Where a command's answer goes: tables and sentences for a person, JSON objects for a program.
+"""The output of commands: tables and sentences for a person, JSON objects for a program.
 
 Answers go to stdout, everything else (progress, notes, logs, errors) to stderr.
 """
@@ -20,7 +20,7 @@ from jobledger.cli.streams import let_go
 from jobledger.cli.text import Cell, json_safe, plain
 from jobledger.ledger.model.times import time_text
 
-# rich is slow to load, and an answer in JSON needs nothing of it.
+# rich is slow to load, and an answer in JSON does not need it.
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from jobledger.cli.canvas import Canvas
 
 _PROGRESS_AFTER_S: Final = 1.0
-_LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on
-_WIDE: Final = 120  # columns that an event with its ids and details takes
+_LINE_EVERY_S: Final = 5.0  #: pause between progress lines if no terminal shows a bar
+_WIDE: Final = 120  # width that an event with its ids and details takes
 
 
 class Output:
@@ -41,14 +41,14 @@ class Output:
 
     @functools.cached_property
     def canvas(self) -> Canvas:
-        """What a person is shown on stdout."""
+        """The canvas on stdout for a person."""
         from jobledger.cli.canvas import Canvas  # noqa: PLC0415
 
         return Canvas()
 
     @functools.cached_property
     def notes(self) -> Console:
-        """Where notes and progress go."""
+        """The console for notes and progress."""
         from jobledger.cli.canvas import console_on  # noqa: PLC0415
 
         return console_on(sys.stderr)
@@ -71,17 +71,17 @@ class Output:
         self.raw(msgspec.json.encode(_plain(value) | _plain(more)).decode())
 
     def raw(self, text: str) -> None:
-        """Write a line of JSON text as it is, but for characters that steer terminals."""
+        """Write a line of JSON text as it is, except characters that steer terminals."""
         sys.stdout.write(json_safe(text) + "\n")
         sys.stdout.flush()
 
     def say(self, text: str | Text = "", *, style: str = "") -> None:
-        """Tell a person something; silent with --json. Long lines wrap on a terminal, and nowhere else."""
+        """Print a sentence for a person, nothing with --json. Long lines wrap on a terminal only."""
         if not self.as_json:
             self.canvas.say(text, style=style)
 
     def line(self, text: Text) -> None:
-        """Print one line of a list: cut to a terminal's width, whole where a program may read it."""
+        """Print one line of a list: cut to a terminal's width; whole in a file or for a program."""
         self.canvas.line(text)
 
     def note(self, text: str) -> None:
@@ -91,7 +91,7 @@ class Output:
 
     @contextlib.contextmanager
     def telling(self) -> Generator[None, None, None]:
-        """Drop output of the block that stdout does not take: a running service must not end because of it."""
+        """Drop output of the block after an error of stdout, which must not end a running service."""
         try:
             yield
         except OSError as error:
@@ -115,7 +115,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Generator[Callable[[int, int], None], None, None]:
-        """Give a callback for (done, total) that shows nothing in the first second, then a bar, all on stderr."""
+        """Yield a callback for (done, total) that shows nothing in the first second, then a bar on stderr."""
         shown = _SlowProgress(self, what)
         try:
             yield shown.update

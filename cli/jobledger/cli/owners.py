@@ -1,4 +1,4 @@
-"""`jobledger erase` and what is done with keys and files of this machine: other commands on owners are verbs."""
+"""`jobledger erase`, and acts on keys and files of this machine; other commands on owners are verbs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _Plan = Annotated[
 _NoWait = Annotated[
     bool, typer.Option("--no-wait", metavar="", help="Do what can be done now, and say when to go on.")
 ]
-#: How much later than it said the server's clock may have a step come due.
+#: How much later than announced a step may be due, by the server's clock.
 _LATE: Final = timedelta(seconds=60)
 
 
@@ -69,8 +69,8 @@ async def erase(
 ) -> None:
     """Destroy the key of an owner, so that nobody can read what was sealed under it, wherever a copy is.
 
-    First nothing new of the owner begins, what waits or runs is cancelled, and dead letters are discarded. The same
-    command goes on with an erasure where another one was interrupted.
+    First nothing new of the owner begins, open jobs are cancelled, and dead letters are discarded. The same command
+    continues an interrupted erasure.
     """
     wish = EraseOwner(owner=owner, request=request, grace_s=grace, reason=reason, plan=plan)
     async with stoppable(), cli.ledger() as ledger:
@@ -101,7 +101,7 @@ def _tell_of_wait(cli: Cli, found: Erasure) -> None:
 async def export(cli: Cli, *, owner: _Owner, folder: _Folder) -> None:
     """Write all that the ledger holds of an owner into files, unsealed: give it to who asks for their data.
 
-    It needs the master key. What an archive or another system holds is not among it.
+    It needs the master key. Data in an archive or in another system is not included.
     """
     async with stoppable(), cli.ledger() as ledger:
         found = await export_owner(ledger, cli.rows(ledger), owner, folder)
@@ -117,8 +117,8 @@ async def export(cli: Cli, *, owner: _Owner, folder: _Folder) -> None:
 async def backup(cli: Cli, *, file: _NewFile) -> None:
     """Write the keys of owners, each wrapped by its master key, into a file; `jobledger backup` leaves them out.
 
-    Keep it apart from back-ups of the ledger, and not for long: who has an old one and its master key can read what
-    was erased since.
+    Keep it apart from back-ups of the ledger, and not for long: a person with an old file and its master key can read
+    data that was erased since.
     """
     async with stoppable(), cli.ledger() as ledger:
         count = await keep_keys(ledger, file)
@@ -130,9 +130,9 @@ async def backup(cli: Cli, *, file: _NewFile) -> None:
 
 @command(OWNERS, "restore", takes=LEDGER)
 async def restore(cli: Cli, *, file: _KeysFile) -> None:
-    """Bring the keys of owners back who have none here: do it after `jobledger restore`.
+    """Restore the keys of owners who have none here; run it after `jobledger restore`.
 
-    A key stays destroyed where the ledger says that it was erased. The same again is safe.
+    A key that the ledger records as erased stays destroyed. It is safe to run this twice.
     """
     async with stoppable(), cli.ledger() as ledger:
         found = await bring_keys(ledger, file)
@@ -151,7 +151,7 @@ async def restore(cli: Cli, *, file: _KeysFile) -> None:
 async def rotate(cli: Cli) -> None:
     """Wrap the keys of all owners with the first master key of JOBLEDGER_MASTER_KEY; it needs the others, too.
 
-    Every process must have the new one before. Run it again where it was interrupted.
+    Every process must have the new key before. Run the command again after an interruption.
     """
     async with stoppable(), cli.ledger() as ledger:
         done = await keys_of(ledger).rewrap(lambda count: cli.output.note(f"looked at {count:,} owners"))
@@ -165,7 +165,7 @@ async def rotate(cli: Cli) -> None:
 async def forget(cli: Cli, *, name: _Master) -> None:
     """Delete from the server's disk what an old master key wrapped, and prove that no key needs it any more.
 
-    Then destroy that master key wherever it is: copies of the bucket of keys that were made before are worth nothing.
+    Then destroy every copy of that master key: older copies of the bucket of keys are then of no use to anybody.
     """
     async with stoppable(), cli.ledger() as ledger:
         owners = await keys_of(ledger).forget_master(name)

@@ -8,7 +8,7 @@ from jobledger.cli.errors import UsageError
 
 
 def pairs(words: Sequence[str], option: str = "") -> dict[str, str]:
-    """Return what key=value words say, values as they are written; `option` is the one they were given to.
+    """Return the pairs in key=value words, values as typed; `option` is the option that has the words.
 
     Raises: UsageError.
     """

@@ -1,4 +1,4 @@
-"""`--at` and `--sequence`: the rows as of a past moment, and the present where neither was given."""
+"""`--at` and `--sequence`: the rows as of a past moment, or of the present if neither was given."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def asked(at: str | None, sequence: int | None) -> AsOf | None:
 
 
 def option_words(past: AsOf) -> str:
-    """Return the option again, as it is given on a command line."""
+    """Return the option as words of a command line."""
     return f"--sequence {past.stream_sequence}" if past.at is None else f"--at {time_text(past.at)}"
 
 
 @contextlib.asynccontextmanager
 async def viewed(cli: Cli, past: AsOf | None) -> AsyncGenerator[View, None]:
-    """Connect, and open the rows as of the past moment, else the projection brought up to date."""
+    """Connect, and open the rows as of the past moment; without one, bring the projection up to date."""
     async with cli.ledger() as ledger, viewed_of(cli, ledger, past) as view:
         yield view
 
@@ -54,5 +54,5 @@ async def viewed_of(cli: Cli, ledger: Ledger, past: AsOf | None) -> AsyncGenerat
 
 
 def rows_begin(view: View) -> dict[str, int]:
-    """Return a further field of --json rows, `rows_begin_at`, where the rows do not begin with the ledger."""
+    """Return a further field of --json rows, `rows_begin_at`, if the rows do not begin with the ledger."""
     return {} if view.begins_at == 1 else {"rows_begin_at": view.begins_at}

@@ -1,4 +1,4 @@
-"""`jobledger permissions`: what a role may do on the NATS server, for its user in a nats.conf."""
+"""`jobledger permissions`: the rights of a role on the NATS server, for its user in a nats.conf."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def permissions(
 ) -> None:
     """Print what a role may publish and subscribe to, as the entry `permissions` of its user in a nats.conf.
 
-    All else is refused to that user. No server is asked.
+    The server refuses everything else to that user. The command asks no server.
     """
     if role not in ROLES:
         raise UsageError(f"there is no role {role[:40]!r}: the roles are {_ROLES}")

@@ -80,7 +80,7 @@ async def drain(
 
 
 async def _tell_unserved(output: Output, ledger: Ledger, queue: str) -> None:
-    """Say that nobody serves a queue, whose name may be wrong."""
+    """Say that no worker serves a queue, so that its name may be wrong."""
     if not any(queue in info.queues for info in await ledger.leases.all() if not info.stopped):
         output.note(
             f"no worker serves queue {queue} at this moment; `jobledger workers list` shows those that are served"

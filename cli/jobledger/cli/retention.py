@@ -1,4 +1,4 @@
-"""`jobledger retention run`: move old events into the archive, as the ledger's setting says."""
+"""`jobledger retention run`: move old events into the archive by the ledger's setting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def run(cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None) -
 
     Large values that no event names any more are deleted.
 
-    With --once it exits with 4 where something should have been moved and could not be.
+    With --once it exits with 4 if events should have been moved and could not be.
     """
     log_as_process()
     if default_to is not None and not default_to.name:

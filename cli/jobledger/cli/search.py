@@ -1,4 +1,4 @@
-"""Searches on a command line: `jobs list 'tenant:acme state:dead'`, and words beside ids that are searches."""
+"""Searches on a command line: `jobs list 'tenant:acme state:dead'`, and searches among ids."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Query = Annotated[
 
 
 def search_of(words: Iterable[str] | None) -> str:
-    """Return the search that was given in one word or in several, "" for none.
+    """Return the search in one word or in several, "" for none.
 
-    Raises: ProjectionConfigError for what cannot be understood, before a server is asked.
+    Raises: ProjectionConfigError for words that cannot be understood, before a server is asked.
     """
     text = " ".join(words or ())
     _ = parsed(text)
@@ -48,7 +48,7 @@ def parsed(text: str, now: datetime | None = None) -> JobFilter:
 
 
 def ids_and_search(words: Iterable[str] | None) -> tuple[list[str], str]:
-    """Return the ids among some words, and the other words as one search. Raises: ProjectionConfigError."""
+    """Return the ids among the words, and the other words as one search. Raises: ProjectionConfigError."""
     given = [(word, read_words(word)) for word in words or ()]
     searches = [word for word, parts in given if parts and parts[0].key]
     return [word for word, _ in given if word not in searches], search_of(searches)

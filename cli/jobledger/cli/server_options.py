@@ -1,4 +1,4 @@
-"""Options that say which server and environment is meant: every command that connects has them, `jobledger --help` lists them.
+"""Options that name server and environment: every command that connects has them, and `jobledger --help` lists them.
 
 They are declared apart from the other shared options, since `--help` must not load modules that connect.
 """
@@ -16,7 +16,7 @@ SERVER: Final = "Server"  #: a panel of --help
 
 
 def no_secret(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuse a password that stands on the command line, where `ps` shows it to every user of the machine.
+    """Refuse a password on the command line, where `ps` shows it to every user of the machine.
 
     Raises: UsageError.
     """
@@ -40,7 +40,7 @@ def no_secret(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
-    """Return whether a parameter stands on the command line; if not, a variable may have set it."""
+    """Return whether a parameter is on the command line; if not, a variable may have set it."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -59,7 +59,7 @@ def _option(name: str, metavar: str, told: str, *, is_secret: bool = False) -> A
     return Annotated[str | None, option]
 
 
-#: Where a server is: parameter -> option.
+#: Options for the address of a server: parameter -> option.
 PLACE: Final[dict[str, Any]] = {
     "url": _option(
         "url",
@@ -92,7 +92,7 @@ ACCESS: Final[dict[str, Any]] = {
     "tls_cert": _option("tls_cert", "FILE", "The client's own certificate, in PEM."),
     "tls_key": _option("tls_key", "FILE", "Its key, in PEM. (default: in the same file)"),
 }
-#: All of them.
+#: All options of the server.
 SERVER_OPTIONS: Final[dict[str, Any]] = {**PLACE, **ACCESS}
 _FLAGS: Final = frozenset(f"--{name.replace('_', '-')}" for name in SERVER_OPTIONS)
 
@@ -104,7 +104,7 @@ def in_one_line(names: Collection[str]) -> str:
 
 
 def leading(words: list[str]) -> int:
-    """Return how many of the first words of a command line are options of the server, and their values."""
+    """Return how many first words of a command line are options of the server and their values."""
     count = 0
     while count < len(words) and words[count].partition("=")[0] in _FLAGS:
         count += 1 if "=" in words[count] else 2

@@ -1,4 +1,4 @@
-"""What commands need before they can begin: a loop, logs, a ledger, the tasks, the projection's file, a stop."""
+"""Preparations of commands: a loop, logs, a ledger, tasks, the projection's file, a stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.nats.access import NAMES, NO_ACCESS, Access
 from jobledger.ledger.variables import variable
 
-# Modules that connect or read a projection are loaded by the commands that need them: others begin in half the time.
+# Modules that connect or read a projection are loaded only by commands that need them, so that others begin in half the
+# time.
 if TYPE_CHECKING:
     from jobledger.ledger.client import Ledger
     from jobledger.ledger.tasks import TaskRegistry
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
 _COLLECTS_AFTER_S: Final = 1.0  #: a command that ends earlier never collects garbage
-CLIENT_NAME: Final = "jobledger-cli"  #: of a connection without another name
+CLIENT_NAME: Final = "jobledger-cli"  #: name of a connection without another name
 #: Fields of a target that go to `connect` only if they are not None.
 _WORDS: Final = ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s")
-_RETRY_S: Final = 0.5  #: between two tries to connect to a server that is starting
+_RETRY_S: Final = 0.5  #: pause between two tries to connect to a server that is starting
 logger = logging.getLogger("jobledger.connection")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Which ledger a command speaks to."""
+    """The ledger that a command connects to."""
 
     url: str
     environment: str = ""
     ledger_bytes_max: int | None = None
-    enqueue_in_flight_max: int | None = None  #: of one bulk enqueue
+    enqueue_in_flight_max: int | None = None  #: the most appends in flight of one bulk enqueue
     append_timeout_s: float | None = None  #: how long an append or a read may take across reconnects
     create: bool = False  #: make missing streams; for commands that add or run jobs
     wait_for_server_s: float = (
-        0.0  #: how long to retry where no server answers, or its JetStream is not ready
+        0.0  #: how long to retry while no server answers, or its JetStream is not ready
     )
     settings: dict[str, Any] = {}  #: more arguments of `connect`
     setting_variables: dict[str, str] = {}  #: the same settings as variables, for another command of ours
@@ -68,7 +69,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def variables(self) -> dict[str, str]:
         """Return the variables that give another command of ours the same server, access and settings."""
-        nothing = {variable(name): "" for name in NAMES}  # clears what a context replaces
+        nothing = {variable(name): "" for name in NAMES}  # clear variables that a context replaces
         return {
             "JOBLEDGER_URL": self.url,
             CONTEXT: "",
@@ -92,7 +93,7 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
         asyncio.get_running_loop().call_later(_COLLECTS_AFTER_S, gc.enable)
         try:
             result = await function()
-        except Exception as error:  # any error: tasks that do not end must not keep it from being reported
+        except Exception as error:  # any error: tasks that do not end must not prevent its report
             if await _tasks_run_on():
                 exit_at_once(report(first_of(error), as_json="--json" in sys.argv))
             raise
@@ -104,9 +105,9 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _tasks_run_on() -> bool:
-    """Return whether a job's task swallows every cancellation: the end of the loop would wait for it for ever.
+    """Return whether a job's task ignores every cancellation, so that the end of the loop would wait for it for ever.
 
-    Everything of ours was closed before; the job was given back or is taken over.
+    All our resources are closed by then, and the job was given back or is taken over.
     """
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
@@ -122,16 +123,16 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
 
 
 async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings: dict[str, Any]) -> Ledger:
-    """Connect until the end of `stack`; retry a server that is starting, as the target says. Raises: as `opened`."""
+    """Connect until the end of `stack`; retry while a server starts, within the target's limit. Raises: as `opened`."""
     from jobledger.ledger.connection import connect  # noqa: PLC0415
 
     return await retried_at_start(target, lambda: stack.enter_async_context(connect(target.url, **settings)))
 
 
 async def retried_at_start(target: Target, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return what `attempt` returns; while a server is away, try again for as long as the target says.
+    """Return the result of `attempt`; while a server is away, try again for as long as the target says.
 
-    Raises: as `attempt`, of whatever no wait helps, and of the last failure.
+    Raises: as `attempt`: errors that no wait can help, and the last failure.
     """
     until = anyio.current_time() + target.wait_for_server_s
     is_told = False
@@ -180,12 +181,12 @@ def load_tasks(app: list[str] | None) -> TaskRegistry:
         return TaskRegistry.load(modules)
     except LedgerError:
         raise
-    except Exception as error:  # whatever the user's module does while it is imported
+    except Exception as error:  # the user's module may raise anything while it is imported
         raise UsageError(_import_failure(", ".join(modules), error)) from error
 
 
 def _import_failure(modules: str, error: Exception) -> str:
-    # The error itself says where the mistake is: no frame of the traceback does.
+    # The error itself names the place of the mistake; no frame of the traceback does.
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"--app {modules} cannot be imported: {type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
@@ -194,7 +195,7 @@ def _import_failure(modules: str, error: Exception) -> str:
 
 
 def operator() -> str:
-    """Return who acts, for the events a person causes: the name of the account, fit for a subject."""
+    """Return the actor for events that a person causes: the name of the account, valid in a subject."""
     from jobledger.admin.rows import safe_name  # noqa: PLC0415
 
     try:
@@ -205,7 +206,7 @@ def operator() -> str:
 
 
 def data_folder() -> Path:
-    """Return where this user's data belong on this system, in a folder of ours. Raises: NoDataFolderError."""
+    """Return our folder for this user's data, at its usual place on this system. Raises: NoDataFolderError."""
     return folder_of(os.environ, sys.platform)
 
 
@@ -245,7 +246,7 @@ async def stoppable() -> AsyncGenerator[StopAction, None]:
 
 
 async def until_closed(ledger: Ledger) -> None:
-    """Wait until the connection is given up for good, and say so.
+    """Wait until the connection is given up for good.
 
     Raises: ServerUnreachableError.
     """

@@ -20,9 +20,9 @@ _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 def prepare() -> None:
     """Make the three standard streams usable, also those that are closed; call it once, before anything is opened.
 
-    /dev/null takes the place of a closed stream: else the first file or socket gets its number, log lines are
-    written into that, and an event loop that closes it aborts. What stderr cannot take is dropped: a message must
-    not end the program that writes it. An error of stdout names stdout.
+    A closed stream is replaced by /dev/null. Otherwise the first file or socket would get its number: log lines would
+    be written into that file, and an event loop that closes it would abort. Bytes that stderr cannot take are dropped,
+    since a message must not end its program. An error of stdout names stdout.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         was_closed = _open_if_closed(number)
@@ -47,14 +47,14 @@ def _open_if_closed(number: int) -> bool:
     try:
         os.fstat(number)
     except OSError:
-        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
-        os.set_inheritable(number, True)  # noqa: FBT003 - as the one that a child process expects there
+        os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
+        os.set_inheritable(number, True)  # noqa: FBT003 - a child process expects it there
         return True
     return False
 
 
 class _NamedStream(io.FileIO):
-    """Stdout, whose errors name it: else a message could not say which file has no room."""
+    """Stdout, whose errors name it, so that a message can say which file has no room."""
 
     def write(self, data: Any) -> int:
         try:
@@ -84,6 +84,6 @@ def is_broken(stream: TextIO) -> bool:
 
 
 def let_go(stream: TextIO) -> None:
-    """Send what a stream still holds, and all that follows, to /dev/null: the interpreter's end must not fail on it."""
+    """Send the rest of a stream and all later output to /dev/null, so that the interpreter's end does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

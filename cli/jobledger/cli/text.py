@@ -1,4 +1,4 @@
-"""Text that is safe and easy to read on a terminal: what came from a job can neither steer it nor hide in it."""
+"""Text that is safe and easy to read on a terminal: data of jobs can neither steer the terminal nor be invisible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobledger.admin import amounts
 if TYPE_CHECKING:
     from rich.text import Text
 
-Cell: TypeAlias = "str | Text | int | None"  #: what a table or a list of facts shows at one place
+Cell: TypeAlias = "str | Text | int | None"  #: one value in a table or a list of facts
 # Everything that moves the cursor, colours, rings or reorders: C0 and C1 controls, bidirectional marks and
 # overrides, line separators, zero-width characters, interlinear and tag characters, halves of surrogate pairs.
 _UNSAFE: Final = (
@@ -21,7 +21,7 @@ _UNSAFE: Final = (
 _UNSAFE_IN_LINE: Final = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_JSON: Final = re.compile(f"[{_UNSAFE.removeprefix(chr(0) + '-' + chr(0x1F))}]")
 
-moment, age = amounts.moment, amounts.age  #: belong to this module; verbs use them, too
+moment, age = amounts.moment, amounts.age  #: functions for this module, which verbs use, too
 #: The styles of the levels of checks and diagnoses.
 LEVEL_STYLES: Final = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "bold red"}
 _STYLES: Final = {
@@ -39,7 +39,7 @@ _STYLES: Final = {
 
 
 def plain(text: str) -> str:
-    r"""Return one line in which every character that could steer a terminal is written out, as `\x1b`."""
+    r"""Return one line in which every character that could steer a terminal is replaced by text such as `\x1b`."""
     return _UNSAFE_IN_LINE.sub(_escaped, text)
 
 
@@ -68,7 +68,7 @@ def _json_escaped(match: re.Match[str]) -> str:
 
 
 def shortened(text: str, length_max: int) -> str:
-    """Return `text` made `plain` and cut to `length_max` characters, with an ellipsis where it was cut."""
+    """Return `text` made `plain` and cut to `length_max` characters, with an ellipsis if it was cut."""
     safe = plain(text)
     return safe if len(safe) <= length_max else safe[: length_max - 1] + "…"
 
@@ -81,10 +81,10 @@ def colored(word: str) -> Text:
 
 
 def clock_time(at: datetime) -> str:
-    """Return the time of day, UTC, to the millisecond: for lines that follow each other."""
+    """Return the time of day, UTC, to the millisecond: for successive lines."""
     return at.astimezone(UTC).isoformat(timespec="milliseconds")[11:23]
 
 
 def day(at: datetime) -> str:
-    """Return the date, UTC: written before `clock_time`, or once above lines of the same day."""
+    """Return the date, UTC, to print before `clock_time` or once above lines of the same day."""
     return f"{at.astimezone(UTC):%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""Times and spans of time as they are written on a command line: the same for every command."""
+"""Times and spans of time on a command line, in the same form for every command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse_time(
     """Read a time: ISO 8601 (UTC without a zone), a time of day in UTC, or a span from now.
 
     A time of day, and a span without `ago` or `in`, is the newest such time in the past; with `ahead` the nearest
-    in the future. `before`: words of the error for what else the option takes.
+    in the future. `before`: words in the error about other values that the option takes.
 
     Raises: UsageError.
     """
@@ -38,14 +38,14 @@ def parse_time(
 
 
 def time_of(option: str, text: str | None, *, ahead: bool = False) -> datetime | None:
-    """Read the time of an option, None where it was not given; see `parse_time`. Raises: UsageError."""
+    """Read the time of an option, None if it was not given; see `parse_time`. Raises: UsageError."""
     return None if text is None else parse_time(option, text, ahead=ahead)
 
 
 def parse_range(option: str, text: str, *, now: datetime | None = None) -> tuple[datetime, datetime]:
-    """Read a span of time, `FROM/TO`: each a time, and FROM also `yesterday 09:00` or `last friday 09:00`, in UTC.
+    """Read a span of time, `FROM/TO`: each a time, and FROM also `yesterday 09:00` or `last friday 09:00`, UTC.
 
-    A TO that is only a time of day lies on the day of FROM, or on the next day if it is not later than FROM.
+    If TO is only a time of day, it is on the day of FROM, or on the next day if that is not later than FROM.
 
     Raises: UsageError.
     """
@@ -90,11 +90,11 @@ def parse_span(option: str, text: str) -> timedelta:
 def seconds(minimum: float = 0.0, maximum: float | None = None) -> Callable[[str | float], float]:
     """Return the parser of an option that takes a span of time, or a number of seconds; the value is in seconds.
 
-    `maximum`: a number of days, in seconds; None: the code that uses the value checks it.
+    `maximum`: highest value in seconds, a whole number of days; None: the user of the value checks it.
     """
 
     def parse(given: str | float) -> float:
-        if isinstance(given, float | int):  # a default
+        if isinstance(given, float | int):  # the default of an option
             return given
         if _NUMBER.fullmatch(given.strip()) is not None:
             found = float(given)

@@ -1,4 +1,4 @@
-"""`jobledger unique show`: the keys of a task's unique jobs, and which job holds each."""
+"""`jobledger unique show`: the unique keys of a task, and the job that holds each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Limit = Annotated[
 
 @command(UNIQUE, "show")
 async def show(cli: Cli, *, task: _Task, words: _Words = None, limit: _Limit = _LIMIT) -> None:
-    """Show the keys of a task, those that were taken last first: which job has each, and whether it still holds it."""
+    """Show the unique keys of a task, the newest first: which job took each, and whether it still holds it."""
     check_token("task name", task)
     arguments = pairs(words or [])
     async with cli.ledger() as ledger:

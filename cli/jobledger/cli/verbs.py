@@ -69,7 +69,7 @@ def _wish(declaration: Declaration, values: Mapping[str, Any]) -> Verb[Any]:
     """Return the verb with the typed values. Raises: UsageError, InvalidInputError."""
     try:
         return declaration.verb(**values)
-    except TypeError as error:  # an option that has no default was not given
+    except TypeError as error:  # an option without a default was not given
         raise UsageError(_missing(declaration, values)) from error
 
 
@@ -85,10 +85,10 @@ async def perform(cli: Cli, wish: Verb[Any]) -> None:
 
 
 def tell_answer(output: Output, wish: Verb[Any], found: Any, now: datetime) -> None:
-    """Print a verb's answer: in words, or with --json as HTTP has it. `now`: as of `tell`."""
+    """Print a verb's answer: in words, or with --json as over HTTP. `now`: as in `tell`."""
     if output.as_json:
         for item in found.items if wish.declaration.is_list else (found,):
-            # As HTTP has it, without the fields that a Struct omits from its JSON.
+            # The same JSON as over HTTP, without fields that a Struct omits.
             output.object(msgspec.to_builtins(item, builtin_types=(datetime,)))
     for told in () if output.as_json else wish.say(found):
         tell(output, told, now)
@@ -152,7 +152,7 @@ def _file_name(field: Field) -> str:
 
 
 def _value(field: Field, typed: Mapping[str, Any], *, is_argument: bool) -> Any:
-    """Return what was typed, `NODEFAULT` where nothing was. Raises: UsageError, InvalidInputError, OSError."""
+    """Return the typed value, `NODEFAULT` without one. Raises: UsageError, InvalidInputError, OSError."""
     given, file = typed.get(field.name), typed.get(_file_name(field))
     if field.kind is bool:
         return given
@@ -172,7 +172,7 @@ def _value(field: Field, typed: Mapping[str, Any], *, is_argument: bool) -> Any:
 
 
 def _read(field: Field, file: str) -> Any:
-    """Return the value that a file holds. Raises: InvalidInputError, UsageError, OSError."""
+    """Return the value in a file. Raises: InvalidInputError, UsageError, OSError."""
     if field.kind is bytes:
         return read_bytes(file)
     try:
@@ -182,6 +182,6 @@ def _read(field: Field, file: str) -> Any:
 
 
 def option_names(declaration: Declaration) -> Iterator[str]:
-    """Yield the options and arguments of a verb's command, for whoever describes or compares it."""
+    """Yield the options and arguments of a verb's command, for documents and tests."""
     for each in fields_of(declaration.verb):
         yield from (each.metavar,) if each.is_argument_of(declaration) else each.flags

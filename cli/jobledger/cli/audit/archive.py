@@ -135,14 +135,14 @@ def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
 
 
 async def _count(cli: Cli, ledger: Ledger, folder: Path) -> CountEverything:
-    """Return the function that counts the events to move: by the projection or, where that cannot, by the archive."""
+    """Return the function that counts the events to move: by the projection, else by the archive."""
     path = await cli.rows(ledger).path()
     return counting(ledger.log, path, past=lambda: open_archive(ledger.log, folder))
 
 
 @contextmanager
 def _progress(output: Output) -> Generator[OnProgress, None, None]:
-    """Give a callback that shows one bar after the other."""
+    """Return a callback that shows one bar after the other."""
     with ExitStack() as stack:
         bars = {step: stack.enter_context(output.progress(what)) for step, what in _STEPS.items()}
 

@@ -104,7 +104,7 @@ async def _side(export: ExportLog | None, live: Log | None, word: str) -> Side:
 async def _moment(live: Log, word: str) -> int:
     """Return the stream sequence of a moment of the ledger.
 
-    Raises: UsageError, MomentAheadError, MomentArchivedError where the ledger no longer holds what jobs were then.
+    Raises: UsageError, MomentAheadError, MomentArchivedError if the ledger no longer has the jobs of that moment.
     """
     if word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX:
         last = (await moment_of(live, stream_sequence=int(word))).stream_sequence

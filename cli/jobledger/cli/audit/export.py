@@ -48,7 +48,7 @@ _Tables = Annotated[
 
 
 class _EventChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events, as the command line says it; at most one beginning and one end."""
+    """The choice of events on the command line: at most one beginning and one end."""
 
     first: int | None
     last: int | None
@@ -164,7 +164,7 @@ async def _export(
 
 
 async def _range(log: Log, wanted: _EventChoice) -> tuple[int | None, int | None]:
-    """Return both ends as stream sequences, None for those of the ledger.
+    """Return both ends as stream sequences; None stands for an end of the ledger.
 
     Raises: NotFoundError when nothing was stored between two times.
     """
@@ -222,7 +222,7 @@ def _show(output: Output, folder: Path, manifest: Manifest) -> None:
 
 
 def payloads_text(manifest: Manifest) -> str | None:
-    """Return what an export says of large inputs and results; None where there are none."""
+    """Return the sentence on large inputs and results in an export; None without any."""
     payloads = manifest.payloads
     if isinstance(payloads, msgspec.UnsetType) or not payloads.count:
         return None

@@ -19,7 +19,7 @@ def keygen(
     *,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write the private key to.")],
 ) -> None:
-    """Make a key pair for seals: FILE, which only you can read, and FILE.pub for whoever verifies."""
+    """Make a key pair for seals: FILE, which only you can read, and FILE.pub for those who verify."""
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.absolute().parent}")
     public, key_id = make_keys(path)

@@ -22,15 +22,15 @@ from jobledger.ledger.nats.streams import find_stream
 
 
 class ReportPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a report is kept, what the ledger was compared with, and who signs it."""
+    """The file of a report, the evidence that the ledger was compared with, and the signer."""
 
-    path: Path | None  #: where it is written
-    against: Path | None  #: the earlier report that the ledger had to continue
-    seals: Path | None  #: the file of published seals that it was compared with
-    signer: Signer | None  #: who signs it
+    path: Path | None  #: file to write the report to
+    against: Path | None  #: an earlier report, which the ledger must continue
+    seals: Path | None  #: file of published seals to compare the ledger with
+    signer: Signer | None  #: signer of the report
 
     def __post_init__(self) -> None:
-        """Check what needs no ledger. Raises: UsageError."""
+        """Check the values as far as no ledger is needed. Raises: UsageError."""
         if self.signer is not None and self.path is None:
             raise UsageError("--sign signs the file of --report: name one")
         if self.path is not None and not self.path.absolute().parent.is_dir():
@@ -50,11 +50,11 @@ class ReportPlaces(msgspec.Struct, frozen=True, kw_only=True):
 
 def _sha256(path: Path) -> str:
     with open_file(path) as file:
-        return hashlib.sha256(file.read()).hexdigest()  # a file too large for a check was refused before
+        return hashlib.sha256(file.read()).hexdigest()  # the check has refused a file that is too large
 
 
 async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: ReportPlaces) -> Origin:
-    """Return which ledger a report is about, when it was made, with which keys and files. Raises: UnreachableError."""
+    """Return the origin of a report: its ledger, its time, and the keys and files used. Raises: UnreachableError."""
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     return Origin(
         at=ledger.clock.now(),
@@ -68,7 +68,7 @@ async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: ReportPlaces
 
 
 def made_from_export(folder: Path, environment: str, seals: SealsAsked, kept: ReportPlaces) -> Origin:
-    """Return which export a report is about, when it was made, and with which keys and files."""
+    """Return the origin of a report: its export, its time, and the keys and files used."""
     return Origin(
         at=SYSTEM_CLOCK.now(),
         jobledger=VERSION,
@@ -99,7 +99,7 @@ def _show_report(output: Output, report: Report) -> None:
     output.say(verdict, style="bold green" if report.sound else "bold red")
     for line in rest:
         output.say(line)
-    # Hash and digest in full, so that a person can write them down and compare them.
+    # Show hash and digest in full, so that a person can write them down and compare them.
     output.facts(
         [
             ("head", f"{report.head_sequence:,}" if report.events else "none: no event was there to check"),
@@ -120,7 +120,7 @@ def _keep(output: Output, report: Report, path: Path, kept: ReportPlaces) -> Non
     except OSError as error:
         if report.sound:
             raise
-        output.note(f"{path} cannot be written: {error.strerror}")  # the violations matter more, and follow
+        output.note(f"{path} cannot be written: {error.strerror}")  # only a note: violations matter more
     else:
         signed = "" if kept.signer is None else f", signed by the key {kept.signer.key_id[:16]}"
         output.note(f"the report is kept in {path}{signed}")

@@ -28,7 +28,7 @@ async def restore(
 ) -> None:
     """Bring an export back into an empty ledger, byte for byte, at the same sequences; an interrupted restore resumes."""
     output = cli.output
-    restorable(folder, Names(cli.target.environment))  # a bad one is refused before there is a ledger
+    restorable(folder, Names(cli.target.environment))  # a bad export is refused before a ledger is made
     async with cli.ledger() as ledger:
         with output.progress("restoring") as progress:
             payloads = Stores(ledger.inputs, ledger.results)

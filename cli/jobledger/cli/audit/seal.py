@@ -1,6 +1,6 @@
-"""`jobledger audit seal`: sign what was added to the ledger, once or as it comes.
+"""`jobledger audit seal`: sign new events of the ledger, once or as they come.
 
-The key is this command's alone: no worker holds it, so the code of tasks cannot sign.
+Only this command has the key: no worker holds it, so the code of tasks cannot sign.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def seal(
 
 
 class _Publisher:
-    """The file of published seals; those that could not be added, here or by an earlier run, go before the next."""
+    """The file of published seals. Seals that could not be added to it, also by an earlier run, go before the next."""
 
     def __init__(self, path: Path, signer: Signer) -> None:
         self._path = path
@@ -87,7 +87,7 @@ class _Publisher:
         self._waiting: list[Seal] = []
 
     async def begin(self, ledger: Ledger) -> None:
-        """Publish the ledger's seals by our key that come after the newest one in the file.
+        """Publish the ledger's seals by our key that are newer than the file's newest.
 
         Raises: OSError, ConfigurationError, InvalidInputError, and as `each_seal`.
         """
@@ -105,7 +105,7 @@ class _Publisher:
         return each.seal.signature == self._signer.sign(signed_text(each.seal, each.environment))
 
     def add(self, made: Seal) -> None:
-        """Publish a seal. Raises: OSError; it is then tried again with the next."""
+        """Publish a seal. Raises: OSError; the seal is then tried again with the next one."""
         self._waiting.append(made)
         self._write()
 
@@ -164,7 +164,7 @@ async def _follow(cli: Cli, signer: Signer, config: SealingConfig, publisher: _P
         if publisher is not None:
             try:
                 publisher.add(made)
-            except OSError as error:  # sealing continues: unsealed events cannot be proven later
+            except OSError as error:  # go on sealing: events that stay unsealed cannot be proven later
                 output.note(
                     f"a seal could not be published, and is published with the next one: {error.strerror}"
                 )

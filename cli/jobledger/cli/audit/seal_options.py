@@ -1,4 +1,4 @@
-"""What `jobledger audit verify` takes of seals: the keys that count, the seals that were kept, where to begin."""
+"""Options of `jobledger audit verify` on seals: the keys that count, the kept seals, and where to begin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SinceSeal = Annotated[
 
 
 class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check was asked about seals."""
+    """The options of a check on seals."""
 
     kept: tuple[Seal, ...]
     since: bool
@@ -62,7 +62,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
     async def begin(self, log: Log, begin: int) -> int:
         """Return the stream sequence that the check begins at.
 
-        Raises: UsageError when there is no seal to begin at, and what reading the newest one raises.
+        Raises: UsageError without a seal to begin at, and the errors of reading the newest one.
         """
         if not self.since:
             return begin
@@ -76,7 +76,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         return max(newest.seal.from_sequence, (await log.head()).first_sequence)
 
     def kept_through(self, log: Log) -> int:
-        """Return the stream sequence that the kept seals of this ledger go up to, 0 without any."""
+        """Return the last stream sequence that kept seals of this ledger cover, 0 without any."""
         environment = log.names.environment
         ours = (each.seal.to_sequence for each in self.kept if each.environment == environment)
         return max(ours, default=0)
@@ -92,7 +92,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
     ) -> AsyncGenerator[SealWitness, None]:
         """Yield the ledger's own seals and the published ones; archived seals need a check with the archive.
 
-        Seals over what comes after `last` are left out. `is_part`: as for `audit.verify`.
+        Seals of events after `last` are left out. `is_part`: as for `audit.verify`.
         """
         begin = max(begin, (await log.head()).first_sequence)
         own = await seals_as_witness(
@@ -101,7 +101,8 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
             through=last,
             trusted=self.trusted,
             is_part=is_part,
-            # Then the key was given for the signed report. Had that report seen seals, none of them could be missing.
+            # The key was given only for the signed report. If that report had counted seals, none of them could be
+            # missing now.
             may_lack=before is not None and bool(before.signature) and not before.seals,
         )
         if own is not None:
@@ -122,9 +123,9 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _kept_of(self, log: Log) -> list[Seal]:
-        """Return the kept seals of this ledger: several environments may be published to one file.
+        """Return the kept seals of this ledger; a file may have those of several environments.
 
-        Raises: UsageError when all are of others.
+        Raises: UsageError if all are of others.
         """
         environment = log.names.environment
         found = [each for each in self.kept if each.environment == environment]
@@ -140,7 +141,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
 def seals_asked(
     keys: Sequence[Path] | None, kept: Path | None, *, since: bool, has_range: bool
 ) -> SealsAsked:
-    """Read what the options name.
+    """Read the keys and files that the options name.
 
     Raises: UsageError, ConfigurationError, InvalidInputError.
     """

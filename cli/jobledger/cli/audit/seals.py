@@ -1,4 +1,4 @@
-"""`jobledger audit seals`: list what was signed."""
+"""`jobledger audit seals`: list the seals."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ from jobledger.projections.witness import FormerWitness, PositionWitness, RowsWi
 async def verify_offline(
     output: Output, path: Path, options: CheckOptions, before: Report | None, seals: SealsAsked
 ) -> tuple[Report, str]:
-    """Check the export in a folder, or of a manifest; return what was found, and of which environment it is.
+    """Check the export in a folder or of a manifest; return the findings and its environment.
 
     Raises: LedgerNotSoundError when not even its manifest can be read; else as `verify_export`.
     """
     try:
         export = ExportLog(path)
         manifest = export.manifest
-        # A seal covers every event of its range, so a selection of events has no seal to check.
+        # A seal covers every event of its range, so no seal can prove a selection of events.
         found = seals.witnesses(export, manifest.first_sequence, None, before=before, is_part=True)
         witnesses = [each async for each in found] if manifest.complete or seals.kept else []
         with output.progress("checking the export") as progress:
@@ -62,13 +62,13 @@ _NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a
 
 
 class _CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check was asked for."""
+    """The options of a check."""
 
     begin: int
     first: int | None  #: --from as it was given
     last: int | None
     before: Report | None
-    known: str | None  #: what the earlier report says of the ledger, for the error where there is none
+    known: str | None  #: the earlier report's words on the ledger, for the error if there is no ledger
     options: CheckOptions
     archives: tuple[Path, ...]
     with_projection: bool
@@ -172,7 +172,7 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
         begin = await asked.seals.begin(log, asked.begin)
         if asked.last is not None and asked.last < begin:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
-        # Before the ledger's end is read, since the ledger may grow meanwhile.
+        # Read this before the ledger's end, since the ledger may grow meanwhile.
         path, position = await _projection(cli, ledger, log, asked)
         reached = position.stream_sequence if position is not None else 0
         await _refuse_beyond_the_end(log, asked, max(asked.seals.kept_through(log), reached))
@@ -189,7 +189,8 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
             witnesses.append(FormerWitness(former))
         if asked.with_projection and path is not None:
             witnesses.append(RowsWitness(path, log))
-        # Jobs at the ledger's end are overdue by the present time; a check that ends earlier has no such time.
+        # The present time decides whether jobs at the ledger's end are overdue; a check that ends earlier has no such
+        # time.
         expected = Expectation(now=ledger.clock.now() if asked.last is None else None)
         with cli.output.progress("checking the ledger") as progress:
             report = await check(
@@ -212,7 +213,7 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
 async def _projection(
     cli: Cli, ledger: Ledger, log: Log, asked: _CheckOptions
 ) -> tuple[Path | None, PositionWitness | None]:
-    """Return the projection's file and its position; go on without one that is unreadable, unless it is needed."""
+    """Return the projection's file and its position; go on without an unreadable file, unless it is needed."""
     path: Path | None = None
     try:
         path = await cli.rows(ledger).path()
@@ -227,7 +228,7 @@ async def _projection(
 
 
 async def _refuse_beyond_the_end(log: Log, asked: _CheckOptions, known: int) -> None:
-    """Refuse a range beyond the ledger's end: mistyped, unless a seal, report or projection went so far.
+    """Refuse a range beyond the ledger's end: mistyped, unless a seal, report or projection reached it.
 
     Raises: UsageError.
     """

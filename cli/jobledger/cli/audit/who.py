@@ -1,4 +1,4 @@
-"""`jobledger audit who`: list what people did."""
+"""`jobledger audit who`: list acts of people."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`jobledger demo`: real jobs, a killed worker, and what the ledger says of them."""
+"""`jobledger demo`: real jobs, a killed worker, and a proof by the ledger that none was lost."""

@@ -1,4 +1,4 @@
-"""What a kept demo leaves to look at: finished and failed runs, and jobs that wait, each for another reason."""
+"""The jobs that a kept demo leaves to look at: finished and failed runs, and jobs that wait for different reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK_EVERY_S: Final = 0.05
 _OPERATOR: Final = "ann"
 CUSTOMERS: Final = ("acme", "globex", "initech", "umbrella")
 
-#: What there is to see, and the search that finds it in the dashboard.
+#: Things to see, and the search that finds each in the dashboard.
 SIGHTS: Final = (
     ("a run with 200 jobs below it", "import-acme"),
     ("a run that failed and was undone", "order-13"),
@@ -33,7 +33,7 @@ SIGHTS: Final = (
 
 
 class _Order(NamedTuple):
-    """A job to add, and the states in which it has ended or only a person can move it on."""
+    """A job to add, and the states in which it stays: it has ended, or only a person can move it on."""
 
     task: TaskWithOptions[..., Any]
     inputs: tuple[Any, ...] = ()
@@ -41,7 +41,7 @@ class _Order(NamedTuple):
 
 
 def _orders() -> Iterator[_Order]:
-    """Yield what the shop has to do. A run whose payment is a dead letter waits until a person sees to that."""
+    """Yield the jobs of the shop. A run whose payment is a dead letter waits until a person decides about that."""
     held, queued, waiting = (
         frozenset({state}) for state in (JobState.HELD, JobState.QUEUED, JobState.WAITING)
     )
@@ -74,5 +74,5 @@ async def leave_fleet(ledger: Ledger) -> None:
     await set_limit(ledger, "tenant:initech", {"slots": 0}, reason="their invoice is open", by=_OPERATOR)
     jobs = [(await ledger.enqueue(each.task, *each.inputs), each.rests) for each in _orders()]
     for job, rests in jobs:
-        while await job.state() not in rests:  # noqa: ASYNC110 - of another process
+        while await job.state() not in rests:  # noqa: ASYNC110 - another process changes the state
             await anyio.sleep(_LOOK_EVERY_S)

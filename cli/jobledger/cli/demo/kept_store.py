@@ -1,4 +1,4 @@
-"""What a demo leaves behind if it was asked to: the store of its server, for `jobledger up` to open again."""
+"""The store of a demo's server that is kept with `--keep`, for `jobledger up` to open again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK: Final = "embedded.lock"
 
 
 def refuse_unfit(folder: Path) -> None:
-    """Refuse a folder that holds anything but what an earlier demo left there, or whose server runs. Raises: UsageError."""
+    """Refuse a folder with files that no earlier demo left there, or whose server runs. Raises: UsageError."""
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not (folder / _MARK).exists():

@@ -62,7 +62,7 @@ async def demo(
         kept_store.refuse_unfit(keep)
     root = Path(sysconfig.get_path("stdlib"))
     files = _sources(root)[:files_max]
-    # Everything the demo starts and stores lives in this block, and is gone after it, whatever happens; but for `keep`.
+    # All processes and files of the demo exist only within this block, except files that `keep` keeps.
     async with anyio.create_task_group() as group:
         await group.start(watch_signals, _interrupt)
         with anyio.fail_after(_LIMIT_S), tempfile.TemporaryDirectory(prefix="jobledger-demo-") as name:
@@ -87,7 +87,7 @@ async def demo(
 
 
 def _sources(root: Path) -> list[Path]:
-    """Return every source file of the standard library; what is installed beside it is somebody else's."""
+    """Return every source file of the standard library, without packages that are installed beside it."""
     inside = (path for path in root.rglob("*.py") if not _ELSEWHERE & set(path.relative_to(root).parts))
     return sorted(path for path in inside if path.is_file() and str(path).isprintable())
 
@@ -110,11 +110,11 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
         crew(ledger.config.url, folder, tasks.__name__) as workers,
     ):
         started = time.monotonic()
-        async with anyio.create_task_group() as starts:  # at once: the first must not do it all
+        async with anyio.create_task_group() as starts:  # start both at once: the first must not do all jobs
             for _ in range(_WORKERS):
                 starts.start_soon(_start, output, workers)
         total = len(files)
-        # Half-way; with few files after the first job, since they are done too soon.
+        # Kill half-way; but with few files after the first job, as they are done too soon.
         half = total // 2 if total >= _FEW_FILES else 1
         with Store.open(projector.path) as store:
             done = await _until(output, store, workers, "indexing", lambda done, _: done >= half)
@@ -160,7 +160,7 @@ async def _start(output: Output, workers: Crew) -> None:
 async def _until(
     output: Output, store: Store, workers: Crew, what: str, is_over: Callable[[int, int], bool]
 ) -> int:
-    """Wait until `is_over` says so, given the numbers of ended and of queued jobs; return how many ended."""
+    """Wait until `is_over` is true of the numbers of ended and queued jobs; return the number of ended ones."""
     with output.progress(what) as progress:
         while True:
             counts = store.counts_by_state()
@@ -184,7 +184,7 @@ async def _kill(output: Output, ledger: Ledger, projector: Projector, workers: C
 
 
 async def _report(output: Output, ledger: Ledger, folder: Path, played: DemoFigures) -> None:
-    """Show what the ledger says. Raises: DemoFailedError when anything does not agree."""
+    """Show the findings from the ledger. Raises: DemoFailedError if anything does not agree."""
     with Store.open(folder / "projection.db") as store:
         found = await examine(ledger, store, played)
         if output.as_json:

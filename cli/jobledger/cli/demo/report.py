@@ -1,4 +1,4 @@
-"""The end of the demo: what the ledger says is held against the file system, then shown from the projection."""
+"""The end of the demo: the ledger is compared with the file system, then shown from the projection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, and how long the parts took."""
+    """Counts of the demo, and the durations of its parts."""
 
     root: Path
     files: list[Path]
@@ -46,12 +46,12 @@ class DemoFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger says, as a program gets it."""
+    """The findings from the ledger, for programs."""
 
-    ok: bool  #: there are no faults
+    ok: bool  #: True without faults
     files: int
     states: dict[str, int]  #: jobs by state
-    events: dict[str, int]  #: by type
+    events: dict[str, int]  #: events by type
     indexed: Sums
     ledger_bytes: int
     interrupted_jobs: list[str]
@@ -59,7 +59,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float
     before_kill: dict[str, float]
     recovery_s: float
-    faults: list[str]  #: what does not agree
+    faults: list[str]  #: sentences on facts that do not agree
 
 
 async def examine(ledger: Ledger, store: Store, played: DemoFigures) -> Findings:
@@ -104,7 +104,7 @@ def _faults(store: Store, report: Report, rows: dict[Path, JobRow], played: Demo
             yield f"{path} can be indexed, but its job is a dead letter"
     for job_id in played.lost:
         states = [attempt.status for attempt in store.attempts("index", job_id)]
-        if len(states) < 2 or "lost" not in states:  # noqa: PLR2004 - the lost one and another
+        if len(states) < 2 or "lost" not in states:  # noqa: PLR2004 - the killed worker and another one
             yield f"job {job_id} should show its first attempt as lost, and a later one"
 
 
@@ -119,7 +119,7 @@ def _index(row: JobRow) -> FileIndex:
 def _can_be_indexed(path: Path) -> bool:
     try:
         index_file(str(path))
-    except Exception:  # noqa: BLE001 - any failure is the one the job had
+    except Exception:  # noqa: BLE001 - any failure counts as the job's
         return False
     return True
 

@@ -1,6 +1,6 @@
-"""The tasks of a small shop, as a user would write them: what `jobledger demo --keep` leaves is made of their jobs.
+"""The tasks of a small shop, as a user would write them: `jobledger demo --keep` leaves their jobs.
 
-What fails does so by its input, so that each demo shows the same.
+Jobs fail because of their input, so that each demo shows the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _seen: set[str] = set()  # orders that found the stock service busy, in this pro
 
 
 class CardDeclinedError(Exception):
-    """The bank says no: there is no use in asking it again."""
+    """The bank refused the card; another try is of no use."""
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """What the signal says."""
+    """The value of the signal."""
 
     by: str
     yes: bool = True
@@ -84,7 +84,7 @@ async def report() -> str:
 
 @step(max_attempts=3, backoff=_SOON)
 async def reserve(order: str) -> str:
-    """Reserve what was ordered; the stock service is busy when it is asked first."""
+    """Reserve the ordered goods; the stock service is busy at the first request."""
     await anyio.sleep(0.2)
     if order not in _seen:
         _seen.add(order)

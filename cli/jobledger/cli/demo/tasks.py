@@ -13,7 +13,7 @@ from jobledger.ledger import Backoff, task
 
 
 class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file after it was indexed."""
+    """The facts about an indexed file."""
 
     sha256: str
     size_bytes: int
@@ -23,7 +23,7 @@ class FileIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 @task(name="index_file", queue="index", max_attempts=3, backoff=Backoff(base_s=0.1))
 def index_file(path: str) -> FileIndex:
-    """Read a Python file once; raise what `tokenize` raises when it is not one. Runs in a thread: it only computes."""
+    """Read a Python file once; raise the error of `tokenize` for other text. A thread runs it: it only computes."""
     data = Path(path).read_bytes()
     return FileIndex(
         sha256=hashlib.sha256(data).hexdigest(),

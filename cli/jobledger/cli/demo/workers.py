@@ -1,4 +1,4 @@
-"""The demo's worker processes: started as anybody would start them, one of them killed while it runs jobs."""
+"""The demo's worker processes: started like any others; one is killed while it runs jobs."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Crew:
                 sys.executable,
                 *command,
                 *("--concurrency", str(self._concurrency), "--until-eof", "--json"),
-                # The demo's workers are told everything by their options.
+                # The options of the demo's workers say everything, so variables must not.
                 env={name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
             )
-        self._workers[name] = process  # so that it is stopped, also if it never gets ready
+        self._workers[name] = process  # noted before it is ready, so that it is stopped in any case
         assert process.stdout is not None, "it is a pipe"
         with anyio.move_on_after(_READY_S):
             if line := await process.stdout.readline():
@@ -97,8 +97,8 @@ class Crew:
                     await anyio.sleep(_LAND_S)
 
     async def stop(self) -> None:
-        """Stop all workers; none is left, also when this is cancelled."""
-        with anyio.CancelScope(shield=True):  # bounded for each
+        """Stop all workers, even if this is cancelled."""
+        with anyio.CancelScope(shield=True):  # bounded in time for each worker
             async with anyio.create_task_group() as group:
                 for process in self._workers.values():
                     group.start_soon(_stop, process)
@@ -119,7 +119,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 async def crew(
     url: str, folder: Path, app: str, concurrency: int = CONCURRENCY
 ) -> AsyncGenerator[Crew, None]:
-    """Give a crew without workers, each of which will run `concurrency` jobs of `app` at once; at the end it is stopped."""
+    """Yield a crew without workers yet; each will run `concurrency` jobs of `app` at once. The end stops it."""
     made = Crew(url, folder, app, concurrency)
     try:
         yield made

@@ -145,7 +145,7 @@ async def discard(
 
 
 def _edited(how: RequeueOptions, edits: dict[str, str], task: str) -> RequeueOptions:
-    """Read the values of key=value words by the task's types, or as JSON or text where its code is not here."""
+    """Read the values of key=value words by the task's types, or as JSON or text if the task's code is not here."""
     if not edits:
         return how
     if how.tasks is not None:

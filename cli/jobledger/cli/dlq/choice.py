@@ -1,4 +1,4 @@
-"""Which dead letters a command is about: the options that choose."""
+"""The options that choose the dead letters of a command."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def choose(
     said: SaidFilter,
     everything: bool = False,
 ) -> DeadLetterChoice:
-    """Check the options, before anything is asked of a server.
+    """Check the options before any request to a server.
 
     Raises: UsageError, InvalidTokenError.
     """

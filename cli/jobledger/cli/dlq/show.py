@@ -1,4 +1,4 @@
-"""`jobledger dlq show`: one dead letter, and what is most likely its cause."""
+"""`jobledger dlq show`: one dead letter, and its most likely cause."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ def _set_aside_line(message: Unreadable) -> Text:
 
 
 def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
-    """Return a stored event as one line for a person; a `narrow` one has room for what happened, not for whole ids."""
+    """Return a stored event as one line for a person; a `narrow` line has no room for whole ids."""
     event = stored.event
     line, detail = event_parts(stored)
     if narrow:
-        # An id is cut to a prefix, which `jobs show` takes; that of a UUIDv7 contains its millisecond.
+        # An id is cut to a prefix, which `jobs show` accepts; the prefix of a UUIDv7 contains its millisecond.
         line.append(f"{plain(event.job)[:_ID_NARROW]} ", style="")
         line.append(f"{shortened(event.task, 16)} ", style="dim")
     else:
@@ -56,7 +56,7 @@ def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
 def event_parts(stored: StoredEvent, at: datetime | None = None) -> tuple[Text, Text]:
     """Return the beginning of a line about an event, up to a blank behind its type, and the details that follow.
 
-    `at` is the time to be shown; the server's without it.
+    `at` is the time to show; without it, the server's time.
     """
     name = event_type(stored.event)
     head = Text(f"{stored.stream_sequence:>6} {clock_time(at or stored.stored_at)} ", style="dim")
@@ -66,7 +66,7 @@ def event_parts(stored: StoredEvent, at: datetime | None = None) -> tuple[Text, 
 
 
 def show_event(output: Output, stored: StoredEvent, at: datetime | None = None) -> None:
-    """Print an event of a job that was named before; on a terminal its details wrap, and nothing is cut off."""
+    """Print an event of a job that was named above; on a terminal its details wrap, so that nothing is cut off."""
     output.hanging(*event_parts(stored, at))
 
 
@@ -76,7 +76,7 @@ def _unstyled(word: Text, name: str) -> Text:
 
 
 def _other_line(message: Message) -> Text:
-    """Return an event of an aggregate other than jobs as one line: the chain it is in, and what it says."""
+    """Return an event of an aggregate other than jobs as one line: its chain, and its text."""
     aggregate = AGGREGATES[aggregate_of(message.subject)]
     event = aggregate.decode(message)
     name = aggregate.type_of(event)

@@ -1,4 +1,4 @@
-"""`jobledger events schema` and `asyncapi`: what is stored, for readers in other languages. Needs no server."""
+"""`jobledger events schema` and `asyncapi`: the form of stored events, for other languages. Needs no server."""
 
 from __future__ import annotations
 

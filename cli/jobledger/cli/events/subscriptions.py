@@ -14,7 +14,7 @@ from jobledger.cli.text import age, plain
 
 @command(SUBSCRIPTIONS, "list")
 async def list_subscriptions(cli: Cli) -> None:
-    """List every durable subscription: what it reads, how far it is behind, when it was last active."""
+    """List every durable subscription: the events it reads, how far it is behind, when it was last active."""
     async with cli.ledger() as ledger:
         found = await ledger.subscriptions()
         now = ledger.clock.now()

@@ -1,4 +1,4 @@
-"""`jobledger events tail`: the ledger as it was written, one stored event after the other."""
+"""`jobledger events tail`: the stored events of the ledger, one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobledger.ledger.event_stream import read_from
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.subscriptions.filter import Start
 
-LAST: Final = 10  #: events that are shown where nothing says where to begin
+LAST: Final = 10  #: number of events shown without a beginning
 _WINDOW: Final = 1_000
 
 
@@ -112,7 +112,7 @@ async def _begin_of_last(ledger: Ledger, choice: EventChoice, count: int) -> int
 async def _chosen(
     batches: AsyncGenerator[list[Message], None], choice: EventChoice, limit: int | None
 ) -> AsyncGenerator[Message, None]:
-    """Yield the messages, events of jobs only where they match, up to the limit."""
+    """Yield messages up to the limit; of the events of jobs, only matching ones."""
     left = limit
     async with contextlib.aclosing(batches):
         async for batch in batches:
@@ -132,6 +132,6 @@ def _parse_start(text: str) -> Start:
     """
     if text == "now":
         return Start(live=True)
-    if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - what the server counts to
+    if text.isascii() and text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - digits of the server's numbers
         return Start(from_sequence=max(1, int(text)))
     return Start(since=parse_time("--from", text, "a stream sequence, now or "))

@@ -1,1 +1,1 @@
-"""Commands that tell whether all is well: doctor, metrics."""
+"""Commands on the health of a fleet: doctor, health, metrics."""

@@ -1,4 +1,4 @@
-"""`jobledger doctor`: is the server there, is it right, does the work flow, and what to do if not."""
+"""`jobledger doctor`: checks of the server, the streams and the flow of work, with advice."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _clean(output: Output, *, clean: bool, yes: bool) -> int:
 def _removed(output: Output, each: UnusedProjection) -> bool:
     try:
         remove(each.file)
-    except ProjectionError as error:  # somebody opens it now, say: the others go all the same
+    except ProjectionError as error:  # for example, a process has just opened it: still remove the others
         output.note(str(error))
         return False
     return True
@@ -127,7 +127,7 @@ def _as_object(each: UnusedProjection) -> dict[str, Any]:
 
 
 def _monitors(url: str, named: list[str]) -> tuple[Monitor, ...]:
-    """Return the monitoring pages that were named, or else those that an embedded server would have."""
+    """Return the monitoring pages that were named, or else the pages of an embedded server."""
     pages = [each.strip() for word in named for each in word.split(",") if each.strip()]
     if pages:
         return tuple(Monitor(each if "://" in each else f"http://{each}") for each in pages)
@@ -142,7 +142,7 @@ def _monitor_beside(url: str) -> Monitor:
 def _port(url: str) -> int:
     try:
         return urlsplit(url.partition(",")[0]).port or _PORT_DEFAULT
-    except ValueError:  # connecting to such a URL fails, too, and that is reported
+    except ValueError:  # connecting to such a URL fails, too, with an error of its own
         return _PORT_DEFAULT
 
 

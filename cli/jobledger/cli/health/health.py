@@ -1,4 +1,4 @@
-"""`jobledger health`: one look at one part of a fleet, and an exit code, for the health check of a container."""
+"""`jobledger health`: one check of one part of a fleet, with an exit code for the health check of a container."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def metrics(
 
 
 async def _serve(cli: Cli, exposure: Exposure, label_values_max: int, lag_s_max: float) -> None:
-    # Imported here: who only lists the commands does not load what it takes.
+    # Imported here, so that the list of commands does not load these.
     from jobledger.admin.diagnoses import counted  # noqa: PLC0415
     from jobledger.projections.metrics.exporter import Exporter, ExporterConfig  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`jobledger jobs run` and `why`: run a job here, and say what one waits for."""
+"""`jobledger jobs run` and `why`: run a job here, and explain a job's wait."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ async def why(
 
 
 def _hints(found: Why) -> list[str]:
-    """Return what a person can type: the best first, then what ends each of the other waits of a run."""
+    """Return commands for a person: the best first, then one for each other wait of a run."""
     hints = (found.hint, *(wait.hint for wait in found.waits)) if found.hint else ()
     return list(dict.fromkeys(hints))

@@ -98,7 +98,7 @@ def _choice(
 async def _perform(
     cli: Cli, choice: JobChoice, act: Act, *, limit: int | None, plan: bool, yes: bool, detail: str = ""
 ) -> int:
-    """Do the act to all jobs that are chosen, or show the plan; return the exit code."""
+    """Do the act to all chosen jobs, or show the plan; return the exit code."""
     asked = bulk.BulkAct(
         find=functools.partial(find_jobs, choice=choice, states=act.states, limit=limit),
         by_id=len(choice.ids),

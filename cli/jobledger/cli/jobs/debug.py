@@ -66,7 +66,7 @@ def debug(
     material = run(lambda: _fetch(cli, job_id, queue, attempt, tasks, archives))
     names = Names(cli.target.environment)
     tune_collector()
-    # The connection is closed: a debugger may hold the attempt for as long as it likes.
+    # The connection is closed here, so that a debugger may hold the attempt for any time.
     task = tasks.get(material.task)
     ran = run(
         lambda: (
@@ -74,7 +74,7 @@ def debug(
             if debugger
             else _bounded(
                 lambda: again.run(material, task, names, modules=tasks.modules),
-                # A process is killed at its timeout, and may take longer than that to begin.
+                # A child process is killed at its timeout, but its start alone may take longer.
                 None if task.rules.run_in == "process" else material.timeout_s,
                 as_json=as_json,
             )
@@ -96,7 +96,7 @@ def debug(
 async def _bounded(
     attempt: Callable[[], Awaitable[again.DebugResult]], timeout_s: float | None, *, as_json: bool
 ) -> again.DebugResult:
-    """Run the attempt, which Ctrl-C and its timeout end even when the task swallows its cancellation.
+    """Run the attempt. Ctrl-C and the timeout end it even if the task ignores its cancellation.
 
     Raises: StoppedBySignalError.
     """
@@ -122,7 +122,7 @@ async def _bounded(
     return ran
 
 
-async def _fetch(  # noqa: PLR0917 - what the command was told
+async def _fetch(  # noqa: PLR0917 - options of the command
     cli: Cli,
     job_id: str,
     queue: str | None,
@@ -179,7 +179,7 @@ def _show(output: Output, material: again.Material, ran: again.DebugResult) -> N
 
 
 def _end(ran: again.DebugResult) -> StoredEvent:
-    """Return the event that ended the attempt; what becomes of the job may follow it."""
+    """Return the event that ended the attempt; events on the job's further way may follow it."""
     return next(stored for stored in ran.events if event_type(stored.event) in ENDING_TYPES)
 
 

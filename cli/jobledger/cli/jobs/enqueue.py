@@ -71,7 +71,7 @@ def enqueue(
 ) -> Awaitable[None]:
     """Add one job and print {"id", "created", "sequence"}; created is false if the id exists already.
 
-    Without --app the task is what a worker announced of it.
+    Without --app the task is taken as a worker announced it.
     """
     run_at = _moment(order["delay_s"], order["run_at"])
     how: dict[str, Any] = {**of_job.chosen(order), "run_at": run_at, "by": operator()}
@@ -82,7 +82,7 @@ def enqueue(
         Options().changed({**how, "limits": None}, queue=how["queue"], limits=how["limits"])
         return add_and_wait(cli, lambda ledger: _named(ledger, given, how), waiting)
     found = load_tasks(app).get(task)
-    # All that can be refused without a server is refused here, so a bad request never depends on one.
+    # Refuse here all that can be refused without a server, so that the refusal of a bad request needs none.
     chosen = found.options(**how)
     values = given.values(found.signature)
     found.signature.encode((), values)
@@ -90,11 +90,11 @@ def enqueue(
 
 
 class _GivenInput(NamedTuple):
-    """The input as it was given."""
+    """The input from the command line."""
 
     task: str
     words: list[str]
-    text: str | None  #: of --input
+    text: str | None  #: value of --input
 
     def values(self, reads: _ReadsWords) -> dict[str, Any]:
         """Return the arguments from key=value words or from --input.
@@ -128,9 +128,9 @@ async def _named(ledger: Ledger, given: _GivenInput, how: Mapping[str, Any]) -> 
 async def add_and_wait(
     cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: EndWait
 ) -> None:
-    """Add a job, print its id, and wait for its end if that is wanted.
+    """Add a job, print its id, and wait for its end if that was asked for.
 
-    Raises: what `add` raises; JobNotCompletedError, ResultTimeoutError.
+    Raises: as `add`; JobNotCompletedError, ResultTimeoutError.
     """
     output = cli.output
     async with cli.ledger() as ledger:
@@ -141,7 +141,7 @@ async def add_and_wait(
                 f"job {handle.id} {done}; its events follow until it ends, and Ctrl-C ends only the waiting"
             )
         else:
-            # The same line for people and programs: it is short, and is what gets pasted into the next command.
+            # People and programs get the same line: it is short, and people paste the id into the next command.
             output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
         if waiting.is_wanted:
             async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
@@ -168,7 +168,7 @@ def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:
         if now - shown_at < _PROGRESS_EVERY_S:
             return
         shown_at = now
-        with contextlib.suppress(msgspec.MsgspecError):  # a hint, which anybody may send in any form
+        with contextlib.suppress(msgspec.MsgspecError):  # a report is only a hint, and may have any form
             report = msgspec.json.decode(data, type=Progress)
             if output.as_json:
                 output.object({"progress": msgspec.structs.asdict(report)})
@@ -179,7 +179,7 @@ def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:
 
 
 async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None) -> None:
-    """Show the transitions as they come.
+    """Show the transitions of the job as they come.
 
     Raises: JobNotCompletedError, ResultTimeoutError.
     """

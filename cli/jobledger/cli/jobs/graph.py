@@ -32,7 +32,7 @@ _STATUSES: Final = {
     "open": "#d9e8f8",
     "waiting": "#eeeeee",
 }
-#: Of the drawing, in pixels.
+#: Measures of the drawing in pixels.
 _CHARACTER: Final = 7.3
 _BOX_HEIGHT: Final = 30
 _ROW: Final = 64
@@ -49,7 +49,7 @@ async def graph(
     queue: options.Queue = None,
     archives: options.Archives = None,
 ) -> None:
-    """Show the steps of a run and what came after what, as text, as a Mermaid flowchart or as an SVG drawing."""
+    """Show the steps of a run and their order, as text, as a Mermaid flowchart or as an SVG drawing."""
     output = cli.output
     async with found_history(cli, job_id, queue, archives, "jobledger jobs graph") as found:
         job = fold(newest(found.history, output)).job

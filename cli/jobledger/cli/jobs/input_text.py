@@ -17,7 +17,7 @@ _INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
 def read_object(input_text: str, *, what: str, option: str = "--input") -> dict[str, Any]:
     """Return the JSON object in the text of `option`, or on stdin for "-".
 
-    Raises: InvalidInputError, PayloadTooLargeError, which names `what`.
+    Raises: InvalidInputError; PayloadTooLargeError, which names `what`.
     """
     text = _read_stdin() if input_text == "-" else input_text.encode("utf-8", "surrogateescape")
     if len(text) > _INPUT_BYTES_MAX:
@@ -34,7 +34,7 @@ def read_object(input_text: str, *, what: str, option: str = "--input") -> dict[
 def _read_stdin() -> bytes:
     """Read all of stdin, up to the largest size of an input.
 
-    Raises: InvalidInputError beyond that.
+    Raises: InvalidInputError for more.
     """
     text = sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
     if len(text) > _INPUT_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""`jobledger jobs list`: jobs from the projection, brought up to date first; or how many there are in each state."""
+"""`jobledger jobs list`: jobs from the projection, which is brought up to date first; or their number in each state."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def list_command(
 
 
 def _trace_id(given: str) -> str:
-    """Return the trace id of what a person has copied from a log or a header. Raises: UsageError."""
+    """Return the trace id in text that a person copied from a log or a header. Raises: UsageError."""
     found = (trace_id(given) or given).lower()
     if not re.fullmatch(r"[0-9a-f]{32}", found):
         raise UsageError("--trace takes a trace id, 32 hexadecimal digits, or a whole traceparent")

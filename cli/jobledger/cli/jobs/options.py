@@ -1,6 +1,6 @@
 """Options on how a job is queued and tried, for the commands that make jobs.
 
-Each stands here once; a command says with `order=` which of them it has.
+Each is declared here once; a command chooses with `order=` which of them it has.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ ORDER: Final[Mapping[str, Any]] = {
         ),
     ],
 }
-#: Those of jobs that something else names and begins.
+#: Options of jobs that another object names and begins.
 LATER: Final[Mapping[str, Any]] = {
     name: kind for name, kind in ORDER.items() if name in {"queue", "owner", *ORDER_FIELDS}
 }
-#: Those of a run whose jobs are queued and tried as its graph says.
+#: Options of a run whose graph says how its jobs are queued and tried.
 OF_RUN: Final[Mapping[str, Any]] = {
     name: ORDER[name] for name in (*LabelFields.__struct_fields__, "on_other_input")
 }
-Typed = dict[str, Any]  #: what was typed for such options
+Typed = dict[str, Any]  #: typed values of such options
 
 
 def chosen(order: Typed) -> dict[str, Any]:
-    """Return what was typed as values of the fields. Raises: UsageError."""
+    """Return the typed values as values of the fields. Raises: UsageError."""
     found = dict(order)
     found["metadata"] = pairs(found["metadata"], "--metadata") if found["metadata"] else None
     if "limits" in found:

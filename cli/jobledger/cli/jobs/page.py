@@ -1,4 +1,4 @@
-"""A page of jobs, or how many there are in each state, as `jobledger jobs list` shows them."""
+"""A page of jobs, or their number in each state, for `jobledger jobs list`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobledger.ledger.model.times import shown_time
 from jobledger.projections import JobFilter, JobRow, SearchLimits
 from jobledger.projections.search import read_words
 
-#: The list of jobs, column by column, as `_row` fills them; `!` is never cut, `>` stands at the right.
+#: Columns of the list of jobs, which `_row` fills; one with `!` is never cut, one with `>` is right-aligned.
 COLUMNS: Final = ("id!", "queue", "task", "status!", "age>")
 _LIMITS: Final = SearchLimits(seconds_max=2.0)  #: a command delays only the person who typed it
 
@@ -91,7 +91,7 @@ def _searched(back_to: str) -> str:
 
 
 def _words(cli: Cli, sought: str, chosen: JobFilter, past: AsOf | None, limit: int) -> Iterator[str]:
-    """Yield the command that lists these jobs, as it is typed: the search, and what the options chose."""
+    """Yield the words of the command that lists these jobs: the search, and the chosen options."""
     yield "jobledger jobs list"
     if sought:
         yield shlex.quote(sought)

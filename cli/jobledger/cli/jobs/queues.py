@@ -1,4 +1,4 @@
-"""`jobledger queues list`: what each queue holds and whether it is paused, now or at a past moment."""
+"""`jobledger queues list`: the jobs of each queue and its pause, now or at a past moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ended>": tuple(state for state in JobState if state in CLOSED_STATES),
 }
 _WAITS: Final = "oldest waits>"
-_WIDE: Final = 120  #: columns that have room for all of them
+_WIDE: Final = 120  #: width of a terminal with room for all columns
 
 
 @command(QUEUES, "list", takes=ROWS)
@@ -65,7 +65,7 @@ async def list_queues(
 
 
 def _heads(*, is_wide: bool, is_long: bool) -> list[str]:
-    """Return the columns of counts: 80 columns have no room for ended jobs, nor beside others for the oldest wait."""
+    """Return the columns of counts: in 80 columns without ended jobs, beside further ones without the oldest wait."""
     counts = [head for head in COUNTS if is_wide or head != "ended>"]
     return [*counts, _WAITS] if is_wide or not is_long else counts
 
@@ -94,7 +94,7 @@ def counted(row: QueueRow, states: tuple[str, ...]) -> int:
 
 
 def _pause(state: QueueState | None, now: datetime) -> str:
-    """Return who paused a queue, and how long that lasts; "" of one that is not paused."""
+    """Return who paused a queue, and how long the pause lasts; "" for a queue that is not paused."""
     if state is None:
         return ""
     ends = "" if state.until is None else f", ends {age(state.until, now)}"

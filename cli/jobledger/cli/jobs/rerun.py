@@ -1,4 +1,4 @@
-"""`jobledger jobs rerun`: begin a run again as a new job, which copies the steps before one, or all that completed."""
+"""`jobledger jobs rerun`: begin a run again as a new job, which copies the steps before one, or all completed steps."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def rerun(
 ) -> Awaitable[None]:
     """Begin a run again as a new job: copy the steps before STEP, execute STEP and all that follow.
 
-    With --failed, of a run that failed or was cancelled: copy all that completed, also in branches and among children,
-    and execute only the rest. The run itself stays as it is. With --app the task checks a new input.
+    With --failed, for a run that failed or was cancelled: copy all completed steps, also in branches and among
+    children, and execute only the others. The run itself stays as it is. With --app the task checks a new input.
     """
     if failed == (from_step is not None):
         raise UsageError("give --failed, or --from STEP: one of the two")

@@ -1,4 +1,4 @@
-"""`jobledger jobs show`: one job, read from its chain and so never stale, now or as of a past moment; or its tree."""
+"""`jobledger jobs show`: one job, now or as of a past moment, read from its chain, so never stale; or its tree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from jobledger.cli.text import colored, plain, shortened
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.job import CLOSED_STATES
 
-# `jobledger jobs show --tree`: a run, its steps, and all the jobs below it, from the projection brought up to date.
+# `jobledger jobs show --tree`: a run, its steps, and all jobs below it, from the projection, which is brought up to
+# date.
 
 _NAME_MAX: Final = 48
 _ERROR_MAX: Final = 120
@@ -68,7 +69,7 @@ def _state(tree: Tree, now: datetime) -> Text:
 
 
 def _took(tree: Tree) -> str:
-    """Return how long a job took, with the waits between its attempts; "" where it has not ended, or never began."""
+    """Return how long a job took, including waits between its attempts; "" if it has not ended, or never began."""
     if tree.started_at is None or tree.completed_at is None:
         return ""
     return _between(tree.started_at, datetime.fromisoformat(tree.completed_at))
@@ -138,7 +139,7 @@ async def show(
     archives: options.Archives = None,
     tree: _Tree = False,
 ) -> None:
-    """Show one job with its attempts and every event, read from its chain and so never stale."""
+    """Show one job with its attempts and every event, read from its chain, so never stale."""
     past, output = asked(at, sequence), cli.output
     if tree:
         await _show_tree(cli, job_id, queue, past, archives)

@@ -1,4 +1,4 @@
-"""`jobledger stats`: how well and how fast jobs went in the last hour, or another span of time."""
+"""`jobledger stats`: success and speed of jobs in the last hour, or in another span of time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def stats_command(
     if queue is not None:
         check_token("queue", queue)
     async with cli.ledger() as ledger, cli.rows(ledger).opened() as view:
-        until = view.now + timedelta(minutes=1)  # includes the present minute
+        until = view.now + timedelta(minutes=1)  # so that the present minute is included
         found = await stats(view, view.now - timedelta(seconds=last), until, queue=queue, task=task)
     output, rows = cli.output, found.queues if by == "queue" else found.tasks
     if output.as_json:

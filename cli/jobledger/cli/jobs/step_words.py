@@ -10,7 +10,7 @@ from jobledger.ledger.model.runs.steps import name_in
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.steps import StepRow
 
-#: By the status of a step or a job.
+#: Marks by the status of a step or a job.
 MARKS: Final = {
     "completed": "✓",
     "failed": "✗",
@@ -21,7 +21,7 @@ MARKS: Final = {
     "retry_wait": "↻",
     "running": "▶",
 }
-WAITS: Final = "…"  #: of every other status
+WAITS: Final = "…"  #: mark of every other status
 
 
 def mark(status: str) -> str:
@@ -30,7 +30,7 @@ def mark(status: str) -> str:
 
 
 def step_name(step: StepRow) -> str:
-    """Return a step's key, with kind and target where the key lacks them: `wait approved`, `map pages (fetch)`."""
+    """Return a step's key, with kind and target if the key lacks them: `wait approved`, `map pages (fetch)`."""
     name = name_in(step.key)
     if step.kind in ("step", "undo"):
         return step.key
@@ -61,9 +61,9 @@ def step_details(step: StepRow, *, is_closed: bool) -> list[str]:
 
 
 def _children_words(step: StepRow, *, is_closed: bool) -> str:
-    """Return how far the children of a step are: `37 of 40 ended, 3 open, 2 not completed`.
+    """Return the progress of a step's children: `37 of 40 ended, 3 open, 2 not completed`.
 
-    Children that end after the run are not counted: they were cancelled with it, or go on without it.
+    Children that end after the run are not counted: they were cancelled with the run, or go on without it.
     """
     completed, failed = step.items_completed or 0, step.items_failed or 0
     of = "an open group" if step.items is None else f"{step.items:,}"
@@ -74,7 +74,7 @@ def _children_words(step: StepRow, *, is_closed: bool) -> str:
 
 
 def took(step: StepRow) -> str:
-    """Return how long a step took; "" without a duration, and for a value or patch recorded in no time."""
+    """Return how long a step took; "" without a duration, and for a value or patch, which takes no time."""
     if step.duration_ms is None or not (step.duration_ms or step.kind not in ("value", "patch")):
         return ""
     return duration(step.duration_ms / 1000)

@@ -1,4 +1,4 @@
-"""`jobledger jobs steps`: what a run has done so far, read from its chain and so never stale."""
+"""`jobledger jobs steps`: the steps of a run so far, read from its chain, so never stale."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _step(row: StepRow, *, is_closed: bool) -> tuple[Any, ...]:
 
 
 def _values(key: str, values: StepValues) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each value of a step that the ledger has, with the beginning of the value."""
+    """Yield a row for each value of a step in the ledger, with the beginning of the value."""
     for what, value, reference in (
         ("input", values.input, values.input_ref),
         ("result", values.result, values.result_ref),

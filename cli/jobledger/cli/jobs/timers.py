@@ -1,4 +1,4 @@
-"""`jobledger timers`: how many are set and when the next is due; set them all again from the ledger."""
+"""`jobledger timers`: the number of set timers and the time of the next; setting all of them again from the ledger."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def show_trail(output: Output, history: Sequence[StoredEvent]) -> None:
     clocks = clocks_of(history)
     output.say()
     output.say("events" if clocks.of == "server" else f"events; {clocks.text()}", style="bold")
-    shown = day(history[0].event.at)  # the date of `created` above
+    shown = day(history[0].event.at)  # this date is shown above, in `created`
     for stored, at in zip(history, clocks.times, strict=True):
         if day(at) != shown:
             shown = day(at)

@@ -1,4 +1,4 @@
-"""`jobledger limits verify` and `simulate`: check who was granted, and simulate other limits."""
+"""`jobledger limits verify` and `simulate`: check past grants, and simulate other limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Wishes = Annotated[
 
 @command(LIMITS, "verify")
 async def verify(cli: Cli) -> None:
-    """Decide every grant again and tell which came out otherwise: whose turn was it? A diagnosis, not a proof."""
+    """Decide every grant again and list those with another result: whose turn was it? A diagnosis, not a proof."""
     async with cli.ledger() as ledger:
         found = await compare_grants(ledger)
     output = cli.output

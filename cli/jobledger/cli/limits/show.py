@@ -1,4 +1,4 @@
-"""`jobledger limits list` and `show`: which limits there are, and one of them with its history."""
+"""`jobledger limits list` and `show`: the list of limits, and one limit with its history."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from jobledger.ledger.limits.in_code import CodeLimit
 from jobledger.ledger.model.limits.definition import Author, terms_words, who_words
 from jobledger.ledger.model.limits.names import joined, split
 
-# The history of something that people set, such as a key or a route: a line for each change.
+# The history of a thing that people set, such as a key or a route: a line for each change.
 
 
 def tell_changes(output: Output, history: Sequence[Change]) -> None:
-    """Print the changes, which come with the newest first."""
+    """Print the changes, which are given newest first."""
     for line in told_changes(history):
         output.say(line, style="bold" if isinstance(line, Heading) else "")
 
@@ -45,7 +45,7 @@ Name = Annotated[
 
 @command(LIMITS, "list", takes=ROWS)
 async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequence = None) -> None:
-    """List the limits that are defined or that jobs wait for, a line also for each key that differs, now or in the past."""
+    """List limits that are defined or that jobs wait for, now or in the past; a key that differs has its own line."""
     output, past = cli.output, asked(at, sequence)
     async with cli.ledger() as ledger, viewed_of(cli, ledger, past) as view:
         rows, missing = limits_listed(view.store, [] if past else await ledger.leases.all())
@@ -66,7 +66,7 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
 
 
 def _tell_code(output: Output, limit: str, in_code: Sequence[CodeLimit]) -> None:
-    """Say which running code has other numbers of a limit."""
+    """Say which running code has other numbers for a limit."""
     if in_code:
         more = f" (and {len(in_code) - 1:,} more)" if len(in_code) > 1 else ""
         output.say(f"the code of {in_code[0].worker}{more} has {limit} as {terms_words(in_code[0].terms)}")
@@ -94,7 +94,7 @@ def _cells(row: LimitListed, now: datetime) -> tuple[Cell, ...]:
 
 @command(LIMITS, "show")
 async def show(cli: Cli, *, limit: Name) -> None:
-    """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
+    """Show a limit, or one key of it: its terms, who set them, which jobs hold it and which wait for it."""
     async with cli.ledger() as ledger:
         found = await show_limit(ledger, limit)
         held = await limit_now(ledger, limit)

@@ -1,7 +1,7 @@
-"""How the account that runs a gateway gets in while the ledger has no keys: an address, and a file for programs.
+"""The log-in of the account that runs a gateway, while the ledger has no keys: an address, and a file for programs.
 
-The address holds the account's key. It is shown on a terminal only: what goes elsewhere is kept in journals that others
-may read. A browser gets it in a file, since all accounts of a machine can see the arguments of a process.
+The address holds the account's key. It is shown on a terminal only: other output is kept in journals that others may
+read. A browser gets it in a file, since all accounts of a machine can see the arguments of a process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobledger.cli.session import data_folder
 from jobledger.ledger.access.account import read_account_key
 from jobledger.ledger.files import write_whole
 
-#: Redirects at once, without a script or a click.
+#: A page that redirects at once, without a script or a click.
 _PAGE: Final = """<!doctype html>
 <meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0;url={address}"><title>jobledger</title>
@@ -34,9 +34,9 @@ _PAGE: Final = """<!doctype html>
 
 
 class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a gateway answers, and by which file the account gets in; its fields are those of `--json`."""
+    """The address of a gateway, and the file by which the account logs in; fields as in `--json`."""
 
-    gateway: str  #: its address
+    gateway: str  #: address of the gateway
     key_file: str = ""  #: the file with the account's key; "": the gateway takes none
 
     @property
@@ -46,7 +46,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def command(self) -> str:
-        """The command that asks the gateway, as the account, who it is."""
+        """A command that asks the gateway, as the account, for the account's rights."""
         return f"curl -H {shlex.quote(f'@{self.key_file}')} {self.gateway}/v1/me"
 
     @property
@@ -54,7 +54,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.gateway}/login?token={read_account_key(Path(self.key_file))}"
 
     def say(self, output: Output) -> None:
-        """Print how to get in, if that takes the account's key."""
+        """Print how to log in, if that needs the account's key."""
         if self.key_file:
             if self.address != self.gateway:
                 output.say(f"in a browser: {self.address}")
@@ -62,7 +62,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @contextlib.contextmanager
     def shown(self, *, browser: bool) -> Generator[None, None, None]:
-        """Open the address in a browser where there is a screen; the file for it is gone after the block."""
+        """Open the address in a browser if there is a screen; the file for that is deleted after the block."""
         opener = _opener() if browser and self.key_file and sys.stdout.isatty() else None
         if opener is None:
             yield
@@ -86,7 +86,7 @@ def _opener() -> str | None:
 
 
 def _start(opener: str, page: Path) -> None:
-    """Start the program; a thread waits for its end, which may be that of the browser."""
+    """Start the program; a thread waits for its end, which may come only when the browser ends."""
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen([opener, str(page)], start_new_session=True, **quiet)  # noqa: S603 - the system's own
     threading.Thread(target=process.wait, daemon=True).start()

@@ -1,4 +1,4 @@
-"""`jobledger gateway`: the ledger over HTTP, with a dashboard; stopping it is a request first and a command the second time."""
+"""`jobledger gateway`: the ledger over HTTP, with a dashboard; a first signal asks it to end, a second forces it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from jobledger.gateway.shares import Kind, Share
 
 DEFAULT_PORT: Final = 8080
-_SESSION_KEYS: Final = "gateway-session-keys"  #: in the data folder
-#: What the extra `gateway` installs, by the names of their modules.
+_SESSION_KEYS: Final = "gateway-session-keys"  #: name of a file in the data folder
+#: Modules of the libraries that the extra `gateway` installs.
 _NEEDED: Final = ("httptools", "httpx", "itsdangerous", "jinja2", "starlette", "uvicorn")
 
 
 def missing() -> str:
-    """Return a sentence on what is not installed, "" where the gateway can run."""
+    """Return a sentence on missing libraries, "" if the gateway can run."""
     lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if not lacking:
         return ""
@@ -150,12 +150,12 @@ def _account_file() -> Path | None:
 
 
 def _each(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """Return options that may be repeated, or separated by commas, as tuples."""
+    """Return the values of options that may be repeated or separated by commas, as tuples."""
     return {name: tuple(options.split(each)) for name, each in given.items()}
 
 
 def _begin(*, access_log: bool) -> type[AccessSettings]:
-    """Log as a process does, and refuse to begin without the extra; return a class that needs it."""
+    """Set up the log of a process, and refuse to begin without the extra; return a class that needs it."""
     log_as_process()
     if not access_log:
         logging.getLogger("jobledger.gateway.access").setLevel(logging.WARNING)
@@ -166,7 +166,7 @@ def _begin(*, access_log: bool) -> type[AccessSettings]:
     return AccessSettings
 
 
-def _settings(  # noqa: PLR0917 - what the options say
+def _settings(  # noqa: PLR0917 - values of options
     host: str,
     port: int,
     listening: int | None,
@@ -210,7 +210,8 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
         settings={**cli.target.settings, "room_timeout_s": 0.0},
     )
     if plan.parent is not None:
-        # The supervisor made the ledger: one that was deleted since must not come back empty. It also restarts us.
+        # The supervisor made the ledger, and restarts us: a ledger deleted since must not be made again, as it would be
+        # empty.
         cli.target = msgspec.structs.replace(cli.target, create=False, wait_for_server_s=0.0)
     spoken = contextlib.nullcontext() if plan.parent is None else plan.parent.connected()
     async with stoppable() as stopping, spoken, cli.ledger() as ledger:
@@ -280,7 +281,7 @@ def _heed(
 
     stopping.act = on_signal if plan.parent is None else once
     if plan.parent is not None:
-        # `jobledger up` gave us its socket: with it go the projection's follower, and maybe the server.
+        # `jobledger up` gave us its socket: at its end the projection's follower ends, too, and maybe the server.
         gone = once if plan.settings.listening is None else at_once
         group.start_soon(plan.parent.watch, once, at_once, gone)
     if plan.flags.until_eof:
@@ -315,13 +316,13 @@ async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
     settings = plan.settings
     code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, anyio.create_task_group() as group:
-        # Bound, but it never listens: it holds the port while no process has it, and shows which port 0 became.
+        # This socket is bound, but never listens: it reserves the port while no process has it, and finds a port for 0.
         with listen(settings.host, settings.port, is_shared=True) as bound:
-            async with cli.ledger() as ledger:  # waits and makes the ledger, once for all processes
+            async with cli.ledger() as ledger:  # waits for the server and makes the ledger once for all
                 takes_account = not await all_keys(ledger.log)
             account = plan.access.account(
                 is_loopback=is_loopback(bound)
-            )  # made here, before any process reads it
+            )  # the file is made here, before any process reads it
             entrance = _entrance(bound, plan, takes_account=takes_account and account is not None)
             supervisor = Supervisor(
                 _no_lease,
@@ -358,6 +359,6 @@ async def _no_lease(_identity: str) -> bool:
 
 
 def _command(host: str, port: int) -> list[str]:
-    """Return the command of one process: our own with the address that we hold, and without --until-eof."""
+    """Return the command of one process: our own command with the reserved address, and without --until-eof."""
     own_words = [word for word in sys.argv[1:] if word != "--until-eof"]
     return python("jobledger.cli", *own_words, "--host", host, "--port", str(port))

@@ -1,4 +1,4 @@
-"""Options of a gateway on log-ins by a provider, and on the quotas and shares of one key, with their readers."""
+"""Options of a gateway for log-ins by a provider, and for the quotas and shares of one key; their readers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Shares = Annotated[
 
 
 def provider(issuer: str, client_id: str, secret: Path | None, user_claim: str) -> OidcSettings | None:
-    """Return the provider that was named, None for none. Raises: ConfigurationError, UsageError."""
+    """Return the provider that the options name, or None. Raises: ConfigurationError, UsageError."""
     # Imported here: it needs the extra, which was checked before.
     from jobledger.gateway.access.oidc import OidcSettings  # noqa: PLC0415
 
@@ -84,7 +84,7 @@ def provider(issuer: str, client_id: str, secret: Path | None, user_claim: str) 
 
 
 def quotas(given: list[str] | None) -> dict[str, Quota]:
-    """Return the quotas that were named, by group. Raises: ConfigurationError, UsageError."""
+    """Return the quotas in the options, by group. Raises: ConfigurationError, UsageError."""
     from jobledger.gateway.access.rates import QUOTAS, Quota  # noqa: PLC0415 - as above
 
     found: dict[str, Quota] = {}
@@ -99,7 +99,7 @@ def quotas(given: list[str] | None) -> dict[str, Quota]:
 
 
 def shares(given: list[str] | None) -> dict[Kind, Share]:
-    """Return the shares that were named, by kind. Raises: ConfigurationError, UsageError."""
+    """Return the shares in the options, by kind. Raises: ConfigurationError, UsageError."""
     from jobledger.gateway.shares import KINDS, Share  # noqa: PLC0415 - as above
 
     found: dict[Kind, Share] = {}

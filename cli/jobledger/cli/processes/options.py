@@ -195,9 +195,9 @@ MetricsTokenFile = Annotated[
 
 
 def weighted(values: list[str] | None) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the queues of --queue, each once and in order, and the weights of those that were given one.
+    """Return the queues of --queue, each once and in order, and the weights that some of them have.
 
-    Raises: UsageError for a weight that is no number, or a queue with two of them.
+    Raises: UsageError for a weight that is no number, or a queue with two weights.
     """
     weights: dict[str, int] = {}
     queues: dict[str, None] = {}
@@ -216,7 +216,7 @@ def weighted(values: list[str] | None) -> tuple[tuple[str, ...], dict[str, int]]
 
 
 def warn_of_foreign(served: Sequence[str], registry: TaskRegistry) -> None:
-    """Warn of queues that no task here names: mistyped ones, unless jobs are enqueued there with --queue."""
+    """Warn of queues that no task here names: they are mistyped, unless jobs are enqueued there with --queue."""
     for queue in served:
         if queue not in registry.queues:
             near = difflib.get_close_matches(queue, registry.queues, n=1)

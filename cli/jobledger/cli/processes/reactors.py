@@ -1,4 +1,4 @@
-"""`jobledger reactors`: a process that sees to timers, limits, schedules and runs, and runs no task of an application."""
+"""`jobledger reactors`: a process for timers, limits, schedules and runs, which runs no task of an application."""
 
 from __future__ import annotations
 

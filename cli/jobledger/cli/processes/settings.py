@@ -1,7 +1,7 @@
-"""Settings of processes that run jobs, made of the fields of their configurations: an option and a variable for each.
+"""Settings of processes that run jobs: an option and a variable for each field of their configurations.
 
 By rule `ack_wait_s` is `--ack-wait` and JOBLEDGER_ACK_WAIT_S, and a switch that is on is turned off with
-`--no-reactors` and JOBLEDGER_NO_REACTORS. This module says what a field does, its configuration the default.
+`--no-reactors` and JOBLEDGER_NO_REACTORS. This module has the help of a field, and the configuration its default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _setting(
     panel: str | None = _TUNING,
     mib: bool = False,
 ) -> Setting:
-    """Return the setting of a field. `flag`, `metavar`, `default`: in place of those by rule. `mib`: typed in MiB."""
+    """Return the setting of a field. `flag`, `metavar`, `default`: instead of those by rule. `mib`: typed in MiB."""
     config: Any = LedgerConfig if name in LedgerConfig.__struct_fields__ else WorkerConfig
     kind = get_type_hints(config)[name]
     usual = {each.name: each.default for each in msgspec.structs.fields(config)}[name]
@@ -89,7 +89,7 @@ def _words(name: str, usual: object) -> str:
     return str(usual)
 
 
-#: Of a process that connects: where its values and tables lie, how long it waits, what it makes without a ledger.
+#: Settings of a process that connects: places of values and tables, waits, and the ledger that it makes.
 LEDGER: Final[dict[str, Setting]] = {
     "tables_at": _setting(
         "tables_at",
@@ -148,13 +148,13 @@ LEDGER: Final[dict[str, Setting]] = {
         )
     },
 }
-#: Of the gateway, which sets itself how long a request waits, also for room, and how many appends one may have in flight.
+#: Settings of the gateway, without those that it sets itself: waits of a request, and appends in flight.
 GATEWAY: Final[dict[str, Setting]] = {
     name: each
     for name, each in LEDGER.items()
     if name not in {"append_timeout_s", "room_timeout_s", "enqueue_in_flight_max"}
 }
-#: Of a process that runs jobs, beside those of `LEDGER`.
+#: Settings of a process that runs jobs, beside those of `LEDGER`.
 WORKER: Final[dict[str, Setting]] = {
     "concurrency": _setting("concurrency", "Attempts that may run at once, threads included.", panel=None),
     "grace_s": _setting(

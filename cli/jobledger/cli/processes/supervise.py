@@ -1,4 +1,4 @@
-"""`jobledger worker --processes N` and `--reload`: the process that looks after workers and runs no job itself."""
+"""`jobledger worker --processes N` and `--reload`: the supervisor of worker processes, which runs no job itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from jobledger.workers.processes.child import python
 from jobledger.workers.supervision.reload import SourceWatch, source_folders
 from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
 
-#: Of this process alone. Children get the server's address by variable, since `ps` would show a password in it.
+#: Variables for this process alone. Children get the server's address by variable, since `ps` would show a password in
+#: it.
 _NOT_FOR_CHILDREN: Final = (
     "JOBLEDGER_PROCESSES",
     "JOBLEDGER_GATEWAY_HOST",
@@ -34,10 +35,10 @@ _LEASES_OF_SILENCE: Final = 2
 
 
 class Crew(msgspec.Struct, frozen=True, kw_only=True):
-    """Which workers, how many, and whether they restart when their source files change."""
+    """The workers to run, their number, and whether they restart when their source files change."""
 
     modules: list[str]
-    queues: list[str]  #: as they were given, with weights
+    queues: list[str]  #: as typed, with weights
     processes: int
     reload: bool
     exposure: Exposure = Exposure()
@@ -79,12 +80,12 @@ def _command(
 
 
 def environment_of_child(target: Target) -> dict[str, str]:
-    """Return the variables of a child process: those of this one, and how it reaches the server."""
+    """Return the variables of a child process: those of this process, and the access to the server."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
     return inherited | target.variables()
 
 
-async def _supervise(  # noqa: PLR0917 - what it was told
+async def _supervise(  # noqa: PLR0917 - options of the command
     output: Output,
     target: Target,
     command: Sequence[str],
@@ -94,9 +95,9 @@ async def _supervise(  # noqa: PLR0917 - what it was told
     *,
     until_eof: bool,
 ) -> int:
-    code = DONE  # when a signal comes before the supervisor runs
+    code = DONE  # for a signal before the supervisor runs
     async with stoppable() as stopping, opened(target) as ledger, anyio.create_task_group() as group:
-        # Twice the lease: other workers have taken over what a process silent for so long still runs.
+        # Twice the lease: after such a silence other workers have taken over the process's jobs.
         silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
         patience = msgspec.structs.replace(patience, silence_s=silence_s)
         supervisor = Supervisor(

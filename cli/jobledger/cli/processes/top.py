@@ -1,4 +1,4 @@
-"""`jobledger top`: queues, workers and throughput in a terminal, again every few seconds."""
+"""`jobledger top`: queues, workers and throughput in a terminal, refreshed every few seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jobledger.cli.times import seconds
 from jobledger.ledger.nats.leases import WorkerInfo
 
 _WORKERS_MAX: Final = 100
-_HURTS_MAX: Final = 5  #: what a terminal of 24 lines has room for beside queues and workers
+_HURTS_MAX: Final = 5  #: diagnoses for which a terminal of 24 lines has room
 _HEADS: Final = (
     "queue!",
     *(head for head in COUNTS if head != "ended>"),
@@ -35,12 +35,12 @@ _HEADS: Final = (
     "fail/s>",
     "oldest waits>",
 )
-_WIDE_ONLY: Final = ("later>", "oldest waits>")  #: what 80 columns have no room for beside a long name
+_WIDE_ONLY: Final = ("later>", "oldest waits>")  #: no room for these in 80 columns
 _Interval = Annotated[
     float,
     typer.Option("--interval", metavar="SPAN", parser=seconds(0.2), help="Time from one look to the next."),
 ]
-#: The figures that `--sort` takes, by their names in the table; the queues with the highest come first.
+#: The figures that `--sort` accepts, by their names in the table; queues with the highest value come first.
 _FIGURES: Final[Mapping[str, Callable[[QueueActivity], float]]] = {
     "queued": lambda each: each.row.counts.get("queued", 0),
     "running": lambda each: each.row.counts.get("running", 0),
@@ -115,7 +115,7 @@ def _sorted(activity: Activity, sort: str) -> Activity:
 
 
 def _hurts(output: Output, activity: Activity) -> None:
-    """Say what stands still and what fails, and why, as `doctor` does."""
+    """Print the diagnoses, as `doctor` does."""
     for each in activity.diagnoses[:_HURTS_MAX]:
         words = words_of(each, lambda at: age(at, activity.at))
         output.say(shortened(f"{each.object}: {words}", 200), style=LEVEL_STYLES[each.level])

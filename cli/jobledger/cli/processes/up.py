@@ -43,7 +43,7 @@ from jobledger.workers.processes.messages import Stop
 from jobledger.workers.processes.parent import FROM_SUPERVISED, SaidBySupervised, supervised
 from jobledger.workers.services import outlive
 
-# A gateway beside another command: `jobledger gateway` as its child, which ends with it.
+# A gateway beside another command: `jobledger gateway` as a child process, which ends with the command.
 
 _START_S: Final = 30.0
 _FAREWELL_S: Final = 5.0
@@ -56,8 +56,8 @@ class Beside:
     def __init__(
         self, target: Target, projection: Path, listening: socket.socket, *, access_log: bool
     ) -> None:
-        """Keep `listening` open, the socket where it answers: a child that is started again has the same port."""
-        self.entrance = Entrance(gateway="")  #: where it answers
+        """Keep the gateway's socket `listening` open, so that a restarted child has the same port."""
+        self.entrance = Entrance(gateway="")  #: address of the gateway
         self._listening = listening
         # The worker of this process declares the schedules, unless it was told not to.
         self._environment = environment_of_child(target) | {
@@ -74,8 +74,8 @@ class Beside:
         self._child: Child[SaidBySupervised] | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it answers. Raises: ServerEndedError; its own words are on stderr."""
-        await self.stop()  # what is left of one that has ended
+        """Start the child, and wait until it answers. Raises: ServerEndedError; the child's own words are on stderr."""
+        await self.stop()  # clean up after a child that has ended
         self._child = child = await Child[SaidBySupervised].start(
             lambda line: (*self._command, *supervised(self._identity, line)),
             FROM_SUPERVISED,
@@ -99,7 +99,7 @@ class Beside:
             await self.start()
         assert self._child is not None, "it was started"
         async for _ in self._child.messages():
-            pass  # beats; they end with the child
+            pass  # heartbeats; they end with the child
         await self._child.until_ended()
         raise ServerEndedError(f"its process {how_ended(self._child.reap())}")
 
@@ -117,8 +117,7 @@ async def gateway_beside(
 ) -> AsyncGenerator[Beside | None, None]:
     """Run a gateway for the length of the block; yield None, after a note, without the extra.
 
-    Without a `port` it takes the usual one, or a free one where that is taken. `access_log`: it logs
-    each request.
+    Without a `port` the gateway takes the usual one, or a free one if that is in use. `access_log`: log each request.
 
     Raises: PortInUseError, ServerEndedError.
     """
@@ -137,7 +136,7 @@ async def gateway_beside(
 
 
 def _listen(port: int | None) -> socket.socket:
-    """Return the socket of the gateway: bound once, here, so that nobody takes its port before it begins."""
+    """Return the socket of the gateway, bound here so that nobody takes the port before the gateway begins."""
     from jobledger.gateway.process.listener import listen  # noqa: PLC0415 - the extra was checked before
 
     if port is not None:
@@ -151,7 +150,7 @@ def _listen(port: int | None) -> socket.socket:
 class _Projection(msgspec.Struct, frozen=True):
     follow: Callable[[], Coroutine[Any, Any, NoReturn]]  #: keeps the projection up to date
     path: Path
-    metrics: str | None  #: their address
+    metrics: str | None  #: address of the metrics
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +166,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     gateway_port: int | None
     browser: bool
     access_log: bool
-    archive: str  #: the folder where old events go if nobody says otherwise; "": nowhere
+    archive: str  #: folder for old events if the ledger's setting names none; "": none
 
 
 @command(
@@ -231,8 +230,8 @@ async def _up(cli: Cli, plan: _Plan) -> None:
     output = cli.output
     async with _server(plan) as server:
         url = plan.url or "" if server is None else server.url
-        access = cli.target.access if server is None else NO_ACCESS  # ours lets everybody in
-        wait_s = cli.target.wait_for_server_s if server is None else 0.0  # ours has started
+        access = cli.target.access if server is None else NO_ACCESS  # the embedded server admits everybody
+        wait_s = cli.target.wait_for_server_s if server is None else 0.0  # the embedded server has started
         target = msgspec.structs.replace(cli.target, url=url, access=access, wait_for_server_s=wait_s)
         async with opened(target) as ledger:
             path = await cli.rows(ledger).path()
@@ -304,7 +303,7 @@ async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
         yield server
 
 
-async def _run(  # noqa: PLR0917 - what runs
+async def _run(  # noqa: PLR0917 - parts that run
     output: Output,
     ledger: Ledger,
     server: EmbeddedServer | None,
@@ -338,7 +337,7 @@ async def _run(  # noqa: PLR0917 - what runs
         group.cancel_scope.cancel()
 
 
-def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
+def _say_ready(  # noqa: PLR0917 - facts for a person
     output: Output,
     plan: _Plan,
     server: EmbeddedServer | None,

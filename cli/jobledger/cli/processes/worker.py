@@ -1,6 +1,6 @@
-"""`jobledger worker`: one process that runs jobs; stopping it is a request first and a command the second time.
+"""`jobledger worker`: one process that runs jobs; a first signal asks it to end, a second forces it.
 
-With --processes or --reload it is the supervisor of such processes: supervise.py.
+With --processes or --reload the command is the supervisor of such processes (supervise.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def worker(
 
 def _beneath(target: Target) -> Target:
     """Return the target of a worker under a supervisor, which made the ledger and restarts the worker."""
-    # A ledger that was deleted since must not come back empty.
+    # A ledger that was deleted since must not be made again, as it would be empty.
     return msgspec.structs.replace(target, create=False, wait_for_server_s=0.0)
 
 
@@ -114,13 +114,13 @@ def _of_root(line: typer.Context, name: str) -> bool:
 
 
 class Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """What ends the worker, beside a signal."""
+    """Ends of the worker beside a signal."""
 
     on_eof: bool
     when_idle: bool
 
 
-async def work(  # noqa: PLR0917 - what it was told
+async def work(  # noqa: PLR0917 - options of the command
     output: Output,
     target: Target,
     registry: TaskRegistry,
@@ -129,7 +129,7 @@ async def work(  # noqa: PLR0917 - what it was told
     exposure: Exposure,
     ends: Ends,
 ) -> None:
-    """Be a worker until told to stop. Raises: as `Worker.run`."""
+    """Run a worker until it has to stop. Raises: as `Worker.run`."""
     tune_collector()
     async with stoppable() as stopping, opened(target) as ledger:
         log_what_nobody_catches(ledger.connection.loop)
@@ -144,7 +144,7 @@ async def work(  # noqa: PLR0917 - what it was told
 async def _shown(
     output: Output, ledger: Ledger, made: Worker, exposure: Exposure
 ) -> AsyncGenerator[None, None]:
-    """Serve the worker's metrics for the length of the block, where that was asked for."""
+    """Serve the worker's metrics for the length of the block, if that was asked for."""
     if exposure.port is None:
         yield
         return
@@ -157,7 +157,7 @@ async def _shown(
             yield
 
 
-async def _run(  # noqa: PLR0917 - what it was told
+async def _run(  # noqa: PLR0917 - options of the command
     output: Output,
     ledger: Ledger,
     made: Worker,

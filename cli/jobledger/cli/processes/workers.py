@@ -1,4 +1,4 @@
-"""`jobledger workers list`: who holds a lease at this moment."""
+"""`jobledger workers list`: the workers with a lease at this moment."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def _row(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
 
 
 def _short(supervisor: str, host: str) -> str:
-    """Leave out the host, which is that of the worker, and the random part: what is left is the process id."""
+    """Return the process id in an identity, without its host, which is the worker's, and its random part."""
     return supervisor.removeprefix(f"{host}-").partition("-")[0] if supervisor else ""

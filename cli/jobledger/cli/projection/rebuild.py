@@ -1,4 +1,4 @@
-"""`jobledger projection rebuild`: the rows once more, from the first event."""
+"""`jobledger projection rebuild`: make the rows again from the first event."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
 from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
 
-_DIGITS_MAX: Final = 19  # what SQLite and the server count to
+_DIGITS_MAX: Final = 19  # digits of the highest number in SQLite and the server
 Folders = list[Path] | None
 To = Annotated[
     str | None,
@@ -90,10 +90,10 @@ def _moment(text: str) -> int | datetime:
 def _made_beside(into: Path) -> Generator[Path, None, None]:
     """Yield a file in a temporary folder; at the end of the block it becomes `into`, as a single plain file.
 
-    A projection has a lock and a log beside it, since others read it while it is written. This file is for any
-    tool, also one that may not write.
+    A projection has a lock and a log beside it, since others read it while it is written. This file has none, so that
+    any tool can read it, also one that may not write.
 
-    Raises: UsageError when such a file came meanwhile; ProjectionStorageError.
+    Raises: UsageError if a file `into` was made meanwhile; ProjectionStorageError.
     """
     with tempfile.TemporaryDirectory(dir=into.absolute().parent, prefix=f".{into.name}.") as folder:
         draft = Path(folder) / into.name
@@ -149,7 +149,7 @@ def _refuse_parts(logs: Sequence[ExportLog]) -> None:
 
 
 async def _refuse_middle(log: Log) -> None:
-    """Refuse events that begin in the middle of jobs, as an export of a range does; an archive run copies open jobs.
+    """Refuse events that begin in the middle of jobs, as those of a range may; an archive run copies open jobs whole.
 
     Raises: UsageError.
     """

@@ -1,4 +1,4 @@
-"""`jobledger projection run`: follow the ledger with the projection, or with a read model of one's own."""
+"""`jobledger projection run`: follow the ledger with the projection, or with a user's read model."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def _imported(name: str) -> Any:
                 f"there is no module {name!r} on the import path: is this the right folder?"
             ) from error
         raise UsageError(_failure(f"module {name} cannot be imported", error)) from error
-    except Exception as error:  # whatever the user's module does while it is imported
+    except Exception as error:  # the user's module may raise anything while it is imported
         raise UsageError(_failure(f"module {name} cannot be imported", error)) from error
 
 
 def _called(what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except Exception as error:  # whatever the user's class does
+    except Exception as error:  # the user's class may raise anything
         raise UsageError(_failure(what, error)) from error
 
 
@@ -113,7 +113,7 @@ def _failure(what: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def _in_its_words(spec: str) -> Generator[None, None, None]:
-    """Replace our rebuild command in errors of the file by the one that rebuilds this model."""
+    """Replace the rebuild command in errors of the file by the command that rebuilds this model."""
     try:
         yield
     except ProjectionError as error:
@@ -129,7 +129,7 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
         group.start_soon(until_closed, ledger)
         path = plan.file or await _default_path(ledger, layout)
         with _in_its_words(plan.model):
-            outdated = _is_outdated(path, layout)  # first: it refuses another model's file
+            outdated = _is_outdated(path, layout)  # checked first: it refuses another model's file
             if plan.rebuild or outdated:
                 with output.progress("rebuilding") as progress:
                     await rebuild(ledger.log, path, progress=progress, layout=layout)
@@ -145,15 +145,15 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
 
 async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
     ours = await projection_path(ledger, data_folder)
-    born = ours.stem.rpartition(".v")[0]  # without the version of our schema
+    born = ours.stem.rpartition(".v")[0]  # the name without the version of our schema
     return ours.parent.with_name(READ_MODELS) / f"{born}-{layout.model.name}.db"
 
 
 def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
-    """Return whether a file is there that only a rebuild can bring forward.
+    """Return whether a file exists that only a rebuild can bring up to date.
 
-    Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace, and other
-        errors that are not about the file.
+    Raises: NotAProjectionError for a file of another model or program, which a rebuild must not replace; other errors
+        that are not about the file.
     """
     if not path.exists():
         return False
@@ -164,7 +164,7 @@ def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
     except OlderSchemaError:
         return True
     except ProjectionFileError:
-        return False  # damaged or newer: the projector refuses it, unless it is rebuilt
+        return False  # a damaged or newer file: the projector refuses it without a rebuild
     return False
 
 

@@ -1,4 +1,4 @@
-"""`jobledger sql`: a question of one's own, in SQL, over the tables and views of the projection; it only reads."""
+"""`jobledger sql`: a question in SQL over the tables and views of the projection; it only reads."""
 
 from __future__ import annotations
 

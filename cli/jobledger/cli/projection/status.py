@@ -1,4 +1,4 @@
-"""`jobledger projection status`: how far the rows are, and how far that is behind the ledger."""
+"""`jobledger projection status`: the position of the rows, and how far they are behind the ledger."""
 
 from __future__ import annotations
 

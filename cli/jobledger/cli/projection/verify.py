@@ -1,4 +1,4 @@
-"""`jobledger projection verify`: the rows compared with a projection that is rebuilt for it."""
+"""`jobledger projection verify`: compare the rows with a projection that is rebuilt for this."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands on routes and what is delivered to them."""
+"""Commands on routes and their deliveries."""

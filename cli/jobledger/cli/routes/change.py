@@ -1,4 +1,4 @@
-"""`jobledger routes set`: say what a route does, from a file or by options."""
+"""`jobledger routes set`: define a route, from a file or by options."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def set_(
     reason: bulk.Why = "",
     plan: bulk.Plan = False,
 ) -> None:
-    """Say what a route does: all of it by --file, or by options, where what is not named stays as it is."""
+    """Define a route: as a whole by --file, or by options, which change only what they name."""
     rule = _rule(task, graph, when, input_text, queue, signal=signal)
     if rule is not None and signal is not None:
         rule |= {"signal": signal, "id": run, "value": None if value is None else _source(value)}

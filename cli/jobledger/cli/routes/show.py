@@ -1,4 +1,4 @@
-"""`jobledger routes list` and `deliveries`: which routes there are, and what came in."""
+"""`jobledger routes list` and `deliveries`: the routes, and the deliveries to them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def deliveries(
     at: options.At = None,
     sequence: options.Sequence = None,
 ) -> None:
-    """List what came in, the newest first; with --id one delivery of a route and each time it was processed."""
+    """List deliveries, the newest first; with --id one delivery of a route and each time it was processed."""
     output = cli.output
     if delivery is not None:
         if name is None:

@@ -49,7 +49,7 @@ def add(
     ends_at: options.EndsAt = None,
     replace: options.Replace = False,
 ) -> Awaitable[None]:
-    """Declare a schedule; one that does the same already stays as it is. With --app the input is checked."""
+    """Declare a schedule; an existing one with the same definition stays as it is. With --app the input is checked."""
     check_token("schedule name", name)
     wish = DeclareSchedule(
         name=name,
@@ -74,7 +74,7 @@ def add(
 
 
 def _add(cli: Cli, wish: DeclareSchedule, app: list[str] | None) -> Awaitable[None]:
-    """Declare a schedule, by its task's code if --app has it. Raises: UsageError, and what the input check raises."""
+    """Declare a schedule, by its task's code if --app has it. Raises: UsageError, and the errors of the input check."""
     if wish.graph and app:
         raise UsageError("--app has the code of a task: leave it out beside --graph")
     code = load_tasks(app).get(wish.task) if app else None

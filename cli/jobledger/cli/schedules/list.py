@@ -1,4 +1,4 @@
-"""`jobledger schedules list` and `show`: what schedules do, when they are due, and what their ticks came to."""
+"""`jobledger schedules list` and `show`: the schedules, their next ticks, and the jobs of their ticks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
             'no schedules; add one with `jobledger schedules add NAME --task TASK --cron "30 2 * * *"`'
         )
     else:
-        # At 80 columns no more than these have room: `show` and --json tell the rest. What may be long stands last.
+        # 80 characters have room for these columns only; `show` and --json have the others. A column that may be long
+        # is last.
         columns = ("schedule", "status~", "next run!", "last run!", "when~")
         cli.output.table(columns, [_cells(each, now) for each in found])
 
@@ -76,7 +77,7 @@ def _status(each: ScheduleLine) -> Text:
 
 @command(SCHEDULES, "show", takes=ROWS)
 async def show(cli: Cli, *, name: options.Name) -> None:
-    """Show one schedule: all that it was told, its ticks, and the newest failure among its jobs."""
+    """Show one schedule: its definition, its ticks, and the newest failure among its jobs."""
     async with cli.ledger() as ledger:
         shown = await show_schedule(cli.rows(ledger), name)
     if cli.output.as_json:

@@ -1,4 +1,4 @@
-"""`jobledger schedules prune`: remove the schedules that code declared and no running worker's code has."""
+"""`jobledger schedules prune`: remove schedules that code declared and that no running worker's code has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobledger.cli.session import operator
 
 @command(SCHEDULES, "prune", takes=ROWS)
 async def prune(cli: Cli, *, reason: Why = "", plan: Plan = False, yes: options.Yes = False) -> None:
-    """Remove schedules that code declared and that no running worker's code has; none where no worker runs."""
+    """Remove schedules that code declared and that no running worker's code has; none while no worker runs."""
     output = cli.output
     async with cli.ledger() as ledger:
         found = [row.name for row in await to_prune(cli.rows(ledger))]

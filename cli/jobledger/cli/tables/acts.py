@@ -49,7 +49,7 @@ async def remove(
     plan: Plan = False,
     yes: Yes = False,
 ) -> None:
-    """Remove the rows of a run's tables before their time; what the tables were stays in the ledger."""
+    """Remove the rows of a run's tables before their time; the description of the tables stays in the ledger."""
     output = cli.output
     async with cli.ledger() as ledger:
         rows = cli.rows(ledger)

@@ -1,4 +1,4 @@
-"""`jobledger webhooks test` and `redeliver`: what a receiver answers, and events that are sent again."""
+"""`jobledger webhooks test` and `redeliver`: test a receiver, and send events again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _Wait = Annotated[
 
 @command(WEBHOOKS, "test")
 async def try_(cli: Cli, *, name: Name, wait: _Wait = _WAIT_S) -> int:
-    """Post a message of type webhook.test to the receiver, and tell what it answered. A gateway must run."""
+    """Post a message of type webhook.test to the receiver, and show its answer. A gateway must run."""
     async with cli.ledger() as ledger:
         job = await try_webhook(ledger, name, by=operator())
         ended = await _ended(ledger, job, wait)
@@ -93,7 +93,7 @@ async def redeliver(
     plan: Plan = False,
     yes: Yes = False,
 ) -> None:
-    """Send events of the past again, from the ledger: those that never arrived, or all of a range of time."""
+    """Send past events again, from the ledger: those that never arrived, or all events of a range of time."""
     if only not in get_args(Only):
         raise UsageError(f"--only {only[:60]!r} is neither failed nor all")
     which = cast("Only", only)

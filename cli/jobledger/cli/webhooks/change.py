@@ -1,4 +1,4 @@
-"""`jobledger webhooks set`, `rotate` and `keygen`: say which events go where, and what signs them."""
+"""`jobledger webhooks set`, `rotate` and `keygen`: choose the events of a webhook, its receiver and its secret."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def set_(
     allow_private: _AllowPrivate = False,
     reason: Why = "",
 ) -> None:
-    """Make a webhook, or change one: what is not named stays as it is. Events match from here on."""
+    """Make a webhook, or change one: options that are left out change nothing. It matches only later events."""
     reference, shown = chosen_secret(secret, key_file, new=new_secret)
     given: dict[str, Any] = {
         "target": _target(to, enqueue, in_queue),
@@ -160,7 +160,7 @@ async def rotate(
     keep_old: _KeepOld = KEEP_OLD_S,
     reason: Why = "",
 ) -> None:
-    """Sign with another secret; receivers can still verify by the old one until --keep-old has passed."""
+    """Sign with another secret; receivers can still verify by the old one for the time of --keep-old."""
     reference, shown = chosen_secret(secret, key_file, new=new_secret)
     if not reference:
         raise UsageError("name the new secret with --secret REF, or have one made with --new-secret")
@@ -193,7 +193,7 @@ def _target(url: str | None, enqueue: str | None, in_queue: str | None) -> Webho
 
 
 def chosen_secret(reference: str | None, key_file: Path | None, *, new: bool) -> tuple[str, str]:
-    """Return the reference to sign by, "" for none, and the secret that was made for it, to be shown once.
+    """Return the reference to the signing secret, "" for none, and a secret that was made for it, to be shown once.
 
     Raises: UsageError, SecretUnavailableError.
     """
@@ -210,7 +210,7 @@ def chosen_secret(reference: str | None, key_file: Path | None, *, new: bool) ->
 
 
 def tell(output: Output, found: WebhookInfo, secret: str = "") -> None:
-    """Say what a webhook does after a change, and once the secret that was made."""
+    """Show a changed webhook, and a new secret, once."""
     if output.as_json:
         output.object({**msgspec.to_builtins(found), **({"secret": secret} if secret else {})})
         return

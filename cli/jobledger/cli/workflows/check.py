@@ -1,4 +1,4 @@
-"""`jobledger workflows check`: would the recorded runs go on with this code? Before a deploy."""
+"""`jobledger workflows check`: before a deploy, check that recorded runs can go on with the new code."""
 
 from __future__ import annotations
 

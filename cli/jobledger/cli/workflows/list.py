@@ -1,4 +1,4 @@
-"""`jobledger workflows list` and `versions`: which workflows there are, and which of their versions runs still need."""
+"""`jobledger workflows list` and `versions`: the workflows, and the versions that runs still need."""
 
 from __future__ import annotations
 
