@@ -1,4 +1,4 @@
-"""Which rows a question is about: conditions on jobs and on dead letters, and their SQL."""
+"""Filters: conditions on jobs and on dead letters, and their SQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def field_condition(column: str, field: str, value: str) -> Condition:
     """Return the condition that a field of the JSON text in `column` has a value, and what is bound in it.
 
     `field`: a name of the outermost object, or a pointer that begins with `/`. `value`: a string, or a
-    JSON number, `true`, `false` or `null`. A column without JSON, or with JSON nested too deep, does not fit.
+    JSON number, `true`, `false` or `null`. A column without JSON, or with JSON nested too deep, does not match.
 
     Raises: ProjectionConfigError.
     """
@@ -57,7 +57,7 @@ def _number(value: str) -> int | float | None:
 
 
 def _paths(field: str) -> list[str]:
-    """Return SQLite's paths to what a name or pointer means."""
+    """Return SQLite's paths for a name or a pointer."""
     if len(field) > _LENGTH_MAX or not field:
         raise ProjectionConfigError(f"an input field has 1 to {_LENGTH_MAX} characters, got {len(field)}")
     if not field.startswith("/"):
@@ -87,7 +87,7 @@ def _label(name: str, field: str) -> str:
 
 
 def can_be_named(name: str) -> bool:
-    """Return whether SQLite's paths have a way to write a name."""
+    """Return whether a path of SQLite's can contain a name."""
     return not {'"', "\\", "\0"}.intersection(name)
 
 
@@ -115,8 +115,8 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()  #: pairs that a job must all have
     limited_by: str | None = None  #: `name:key`, or a name alone for any key
-    created_by: str | None = None  #: who asked for the job
-    owner: str | None = None  #: whose data the jobs hold, as `person:17`
+    created_by: str | None = None  #: the principal who enqueued the job
+    owner: str | None = None  #: owner of the data in the jobs, as `person:17`
 
     def __post_init__(self) -> None:
         """Refuse an invalid limit: an empty name, as from an unset variable, would choose every job.
@@ -160,17 +160,17 @@ NOTHING_SAID: Final = SaidFilter()
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters; None is no condition, but see `of_fleet`. Times are ISO-8601 text in UTC and mean when they became dead."""
+    """A choice of dead letters; None sets no condition, but see `of_fleet`. Times: of death, ISO-8601 text in UTC."""
 
     queue: str | None = None
     task: str | None = None
     reason: str | None = None
-    fingerprint: str | None = None  #: or a prefix of it
+    fingerprint: str | None = None  #: whole or a prefix
     since: str | None = None  #: at this time or later
     until: str | None = None  #: before this time
     said: SaidFilter = NOTHING_SAID
-    jobs: JobFilter | None = None  #: further conditions on their jobs; it also says which queues are meant
-    #: Only queues and tasks with such names; see `JobFilter`.
+    jobs: JobFilter | None = None  #: further conditions on their jobs, and the queues that are chosen
+    #: Patterns of the names of queues and tasks; see `JobFilter`.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
 
@@ -197,11 +197,11 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_payloads(self) -> bool:
-        """Whether its answer tells of inputs and results: who may not see those must not ask so."""
+        """Whether its answer depends on inputs or results, so that the asker needs the right to see these."""
         return self.jobs is not None and self.jobs.reads_payloads
 
     def sought(self, jobs: JobFilter) -> DeadLetterFilter:
-        """Return the filter narrowed to dead letters whose jobs fit a search; its times mean when they became dead.
+        """Return the filter narrowed to dead letters whose jobs match a search; times of the search are times of death.
 
         Raises: ProjectionConfigError if both give one field different values.
         """
@@ -227,15 +227,15 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs; None, and what is empty, is no condition. Times are ISO-8601 text in UTC: when jobs were enqueued.
+    """A choice of jobs; None or an empty value sets no condition. Times are of the enqueue, ISO-8601 text in UTC.
 
     Jobs of the ledger's own queues are left out unless the queue, the task or the jobs are named: see `of_fleet`.
-    `parse_search` makes one of what a person types.
+    `parse_search` makes a filter from the text that a person types.
 
-    Raises: ProjectionConfigError for a text or an input field that cannot be looked for.
+    Raises: ProjectionConfigError for a text or an input field that cannot be searched for.
     """
 
-    states: tuple[str, ...] = ()  #: any of these
+    states: tuple[str, ...] = ()  #: one of these states
     queue: str | None = None
     task: str | None = None
     since: str | None = None  #: at this time or later
@@ -243,25 +243,25 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     said: SaidFilter = NOTHING_SAID
     trace_id: str | None = None
     batch: str | None = None
-    id_prefix: str | None = None  #: what the job's id begins with
+    id_prefix: str | None = None  #: beginning of the job's id
     error_type: str | None = None  #: the error type of the newest failure
-    id_suffix: str | None = None  #: what the job's id ends with
-    run: str | None = None  #: the id of a run, whose children are chosen
-    awaiting: str | None = None  #: a word of what a run waits for
-    fingerprints: tuple[str, ...] = ()  #: any of these, or prefixes of them; only dead letters have one
-    #: Fields of the input and their values: a name of the outermost object or a JSON pointer, and a string, or a number,
-    #: `true`, `false` or `null` as JSON has it. An input in the object store is not looked into.
+    id_suffix: str | None = None  #: end of the job's id
+    run: str | None = None  #: id of a run, to choose its children
+    awaiting: str | None = None  #: kind of a run's wait, one word
+    fingerprints: tuple[str, ...] = ()  #: one of these, or a prefix; only dead letters have a fingerprint
+    #: Fields of the input and their values: a name of the outermost object or a JSON pointer; a string, or a JSON
+    #: number, `true`, `false` or `null`. An input in the object store is not searched.
     input: tuple[tuple[str, str], ...] = ()
-    text: str | None = None  #: somewhere in id, input, result, error message or metadata; a-z as A-Z
-    #: The beginning of ids if any id begins so (`Store.resolved` checks), otherwise a text like `text`.
+    text: str | None = None  #: text in id, input, result, error message or metadata; ignores the case of a-z
+    #: The beginning of ids if any id begins with it (`Store.resolved` checks), otherwise used as `text`.
     words: str | None = None
-    members: bool = True  #: children of runs, too; those of a run that is named are always meant
-    #: Only queues and tasks with such names, as in a shell (`*`, `?`, `[a-f]`): those that the asker may see. Empty: all.
+    members: bool = True  #: include children of runs; if a run is named, its children are always included
+    #: Patterns of the queues and tasks that the asker may see, as in a shell (`*`, `?`, `[a-f]`). Empty: all.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be looked for."""
+        """Refuse values that cannot be searched for."""
         for text in self._texts():
             if not 0 < len(text) <= _TEXT_LENGTH_MAX:
                 raise ProjectionConfigError(
@@ -276,7 +276,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_payloads(self) -> bool:
-        """Whether its answer tells of inputs and results: who may not see those must not ask so."""
+        """Whether its answer depends on inputs or results, so that the asker needs the right to see these."""
         return bool(self.input) or bool(self._texts())
 
     def _texts(self) -> list[str]:
@@ -334,7 +334,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         return joined(self.terms())
 
     def both(self, other: JobFilter) -> JobFilter:
-        """Return the filter of the jobs that fit both. Raises: ProjectionConfigError where these differ on one field."""
+        """Return the filter of the jobs that match both. Raises: ProjectionConfigError if these differ in a field."""
         return JobFilter(**_all_of_both(self, other))
 
 
@@ -343,7 +343,7 @@ def _all_of_both(one: msgspec.Struct, other: msgspec.Struct) -> dict[str, Any]:
 
 
 def _both(field: str, one: Any, other: Any) -> Any:
-    """Return the value of a field that chooses what both of two values choose. Raises: ProjectionConfigError."""
+    """Return the value of a field that chooses the jobs which both values choose. Raises: ProjectionConfigError."""
     if isinstance(one, SaidFilter):
         return SaidFilter(**_all_of_both(one, other))
     match field:
@@ -373,26 +373,26 @@ def _shown(value: str | tuple[str, ...]) -> str:
 
 
 def of_fingerprints(prefixes: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the condition on rows of `jobs` that they are dead letters of one of these causes, and its values."""
+    """Return the condition that rows of `jobs` are dead letters of one of these causes, and its values."""
     any_of = " OR ".join(["(fingerprint >= ? AND fingerprint < ?)"] * len(prefixes))
     sql = f"(id, queue) IN (SELECT job_id, queue FROM dead_letters WHERE {any_of})"  # noqa: S608 - our own words
     return sql, tuple(each for prefix in prefixes for each in _of_prefix(prefix))
 
 
 def joined(terms: Sequence[Term]) -> tuple[str, list[object]]:
-    """Return the condition that all of them hold, and its values."""
+    """Return the condition that all terms hold, and its values."""
     return " AND ".join(each.sql for each in terms) or "1", [value for each in terms for value in each.values]
 
 
 def of_fleet(*named: str | None) -> list[Term]:
-    """Return the condition that leaves out `INNER_QUEUES`; none where something is `named` that says what is wanted."""
+    """Return the condition that leaves out `INNER_QUEUES`; none for a `named` filter, which chooses these itself."""
     if any(each is not None for each in named):
         return []
     return [Term("fleet", f"queue NOT IN ({', '.join('?' * len(INNER_QUEUES))})", INNER_QUEUES)]
 
 
 def visible(queues: tuple[str, ...], tasks: tuple[str, ...]) -> list[Term]:
-    """Return the conditions that the columns `queue` and `task` fit name patterns, as a shell reads them; empty: any."""
+    """Return the conditions that the columns `queue` and `task` match patterns as in a shell; empty: all."""
     terms: list[Term] = []
     for column, patterns in (("queue", queues), ("task", tasks)):
         if patterns and "*" not in patterns:

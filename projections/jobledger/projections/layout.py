@@ -22,7 +22,7 @@ from jobledger.projections.tables.registry import (
     schema_version,
 )
 
-#: Of the tables of this version of jobledger.
+#: Version of the tables in this jobledger.
 SCHEMA_VERSION: Final = schema_version()
 
 
@@ -31,7 +31,7 @@ class Layout(Protocol):
 
     @property
     def application_id(self) -> int:
-        """What tells files of this kind from all others, in SQLite's header."""
+        """The number in SQLite's header that distinguishes files of this kind from all others."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Layout(Protocol):
         ...
 
     def create_indexes(self, connection: sqlite3.Connection) -> None:
-        """Make what is cheaper to make after the rows."""
+        """Make the indexes, which are cheaper to make after the rows."""
         ...
 
     def check(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -62,7 +62,7 @@ class Layout(Protocol):
 class _LedgerLayout:
     """The projection of the whole ledger."""
 
-    application_id = 0x6A6C6564  # "jled" in SQLite's header, by which a file is known as ours
+    application_id = 0x6A6C6564  # "jled" in SQLite's header, which marks a file as ours
     draft_journal = "OFF"
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:
@@ -79,7 +79,7 @@ class _LedgerLayout:
         connection.execute(f"PRAGMA application_id = {self.application_id:d}")
 
     def create_indexes(self, connection: sqlite3.Connection) -> None:
-        """Make every index; after the rows where there are many, since sorting once is cheaper."""
+        """Make every index. If there are many rows, call it after them, since sorting once is cheaper."""
         for table in all_tables():
             table.create_indexes(connection)
 

@@ -1,7 +1,7 @@
 """The projection as it was at a past moment: the same fold, stopped early.
 
-An answer is always exact: a snapshot, or the present projection, is only where the reading begins, and counts for
-nothing unless the event at its position is still the ledger's. Nothing of the present projection is changed.
+An answer is always exact: a snapshot, or the present projection, is only the place where the reading begins, and is not
+used unless the event at its position is still in the ledger. Nothing of the present projection is changed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from jobledger.projections.snapshots import SnapshotConfig, Snapshots
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """A place in the ledger's past."""
 
-    stream_sequence: int  #: of the newest event that had happened; 0 for the empty ledger
-    at: (
-        datetime | None
-    )  #: the time that was asked for, else when that event was stored; None before the first
+    stream_sequence: int  #: stream sequence of the newest event by then; 0 for the empty ledger
+    at: datetime | None  #: the given time, else the time that event was stored; None before the first event
 
 
 async def moment_of(
@@ -41,10 +39,11 @@ async def moment_of(
 ) -> Moment:
     """Return the moment of a time or of a stream sequence; exactly one is given.
 
-    A time means the server's: the newest event stored at that microsecond or before it is the last that counts.
+    A time is by the server's clock: the last event of the moment is the newest one stored at that microsecond or
+    before.
 
-    Raises: MomentAheadError for what is still to come, MomentArchivedError for what the ledger no longer holds,
-        EventGapError where that was lost, SequenceGapError, UnreachableError.
+    Raises: MomentAheadError for a future moment, MomentArchivedError for one that the ledger no longer holds,
+        EventGapError if its events were lost, SequenceGapError, UnreachableError.
     """
     assert (at is None) != (stream_sequence is None), "a moment is a time or a sequence"
     head = await log.head()
@@ -89,10 +88,10 @@ async def _stored_until(log: Log, at: datetime, low: int, high: int) -> int:
 
 
 async def whole_from(log: Log) -> int:
-    """Return the first stream sequence from which on the ledger's events give its state; 0 for all of it.
+    """Return the first stream sequence at which the ledger's own events give its whole state; 0: at every one.
 
-    After an archive run it is that of the run's own event: until there it carries live jobs over, and before it
-    the remaining events begin in the middle of jobs.
+    After an archive run it is the sequence of the run's last event: until then the run carries live jobs over, and the
+    events that remain before it begin in the middle of jobs.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -111,7 +110,7 @@ async def whole_from(log: Log) -> int:
 
 
 async def refuse_archived(log: Log, stream_sequence: int) -> None:
-    """Refuse a moment whose state the ledger alone no longer gives.
+    """Refuse a moment whose state does not follow from the ledger's own events any more.
 
     Raises: MomentArchivedError, and as `whole_from`.
     """

@@ -1,6 +1,6 @@
 """The views of a projection as Parquet files, for tools that read tables: jobs and attempts at one moment.
 
-They copy rows and have no proof; an export of events has one (`jobledger.audit.export`).
+They copy rows and prove nothing; an export of events has a proof (`jobledger.audit.export`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that hold the projection of past moments, in a folder of their own: a near one is where the next begins.
+"""Files with the projection of past moments, in a folder of their own: the next file begins from a near one.
 
 Nothing of the present projection is changed, and nothing here is needed: every file can be made from the ledger.
 """
@@ -27,12 +27,12 @@ from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshot, Snapshots, copy_projection
 
 _BUSY_TIMEOUT_S: Final = 5.0
-#: A snapshot is made `SnapshotConfig.every_events` divided by this before the moment that somebody asked for.
+#: A snapshot is made `SnapshotConfig.every_events` divided by this number of events before a requested moment.
 _NEAR_PARTS: Final = 5
 
 
 class PastFiles:
-    """The files of a few past moments in one folder, made by one task; whoever reads one has it lent meanwhile.
+    """The files of a few past moments in one folder, made by one task; a reader borrows a file while it reads.
 
     `path` is the present projection, whose snapshots are used and added to; it need not exist.
     """
@@ -55,15 +55,15 @@ class PastFiles:
         self._kept_max = kept_max
         self._config = config
         self._clock = clock
-        self._kept: dict[int, Path] = {}  # by stream sequence; the one asked for last is the last
+        self._kept: dict[int, Path] = {}  # by stream sequence, ordered by the last request
         self._lent: dict[Path, int] = {}
         self._made = 0
 
     async def lend(self, stream_sequence: int, progress: ProgressCallback | None = None) -> Path:
         """Return a file with the rows as the ledger's first `stream_sequence` events make them; `give_back` it.
 
-        The moment is one that `refuse_archived` lets pass. Of the files that are kept, the one asked for longest ago is
-        removed, also while it is lent: whoever has it open goes on reading it.
+        `refuse_archived` must accept the moment. Of the kept files, the one requested longest ago is removed, even
+        while it is lent: a reader that has it open can still read it.
 
         Raises: MomentAheadError, ProjectionError in its other kinds, and what `Log.read` raises.
         """
@@ -86,9 +86,10 @@ class PastFiles:
             self._lent[path] = left
 
     async def _bring_to(self, path: Path, begun: int, until: int, progress: ProgressCallback | None) -> None:
-        """Bring a file that stands at `begun` to a moment; over a long distance, make a snapshot a little before the moment.
+        """Bring a file from `begun` to a moment; over a long distance, make a snapshot shortly before the moment.
 
-        Somebody who looks for a change asks next for moments shortly before this one: they then begin at that snapshot.
+        A person who searches for a change will next ask for moments shortly before this one, which then begin at that
+        snapshot.
         """
         every, snapshots = self._snapshots.config.every_events, self._snapshots
         near = until - every // _NEAR_PARTS
@@ -107,7 +108,7 @@ class PastFiles:
             raise MomentAheadError(sentence)
 
     async def _begun(self, until: int) -> tuple[Path, int]:
-        """Return a file to go on with and its position: the nearest one before the moment, otherwise a new one."""
+        """Return a file to continue and its position: the nearest one before the moment, otherwise a new one."""
         begins_at = (await self._log.head()).first_sequence
         near = max((each for each in self._kept if each <= until), default=-1)
         found = await anyio.to_thread.run_sync(_beginnings, self._path, self._snapshots, until, begins_at)
@@ -144,7 +145,7 @@ class PastFiles:
         return copy
 
     async def _taken(self, snapshot: Snapshot | None, private: Path) -> Position | None:
-        """Copy a snapshot, or the present projection for None; return where it stands, None where it cannot be used."""
+        """Copy a snapshot, or for None the present projection; return its position, None if it cannot be used."""
         try:
             if snapshot is None:
                 taken = await anyio.to_thread.run_sync(_take_present, self._path, private)
@@ -157,7 +158,7 @@ class PastFiles:
             return None
 
     async def _proven(self, private: Path) -> Position:
-        """Return where a file stands, after checking that it has this version's tables and shares the ledger's past.
+        """Return the position of a file, after checking that it has this version's tables and shares the ledger's past.
 
         Raises: ProjectionFileError, PositionMismatchError.
         """
@@ -210,7 +211,7 @@ def _take_present(path: Path, private: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file and what lies beside it: SQLite's logs, a lock."""
+    """Remove a file and the files beside it: SQLite's logs, a lock."""
     for each in path.parent.glob(f"{path.name}*"):
         with contextlib.suppress(OSError):
             each.unlink(missing_ok=True)

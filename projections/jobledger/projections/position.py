@@ -1,4 +1,4 @@
-"""Where a projection stands: the newest event in its rows, and the first one. Every file has a table of one row for it."""
+"""The position of a projection: the newest event in its rows, and the first one; a table of one row in every file."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ POSITION_TABLE: Final = Table(
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a projection has read."""
+    """The position that a projection has read to."""
 
-    stream_sequence: int  #: of the newest event in the rows; 0 before the first
+    stream_sequence: int  #: stream sequence of the newest event in the rows; 0 before the first
     event_hash: str  #: hex sha256 of that event as stored; "" before the first
     begins_at: int  #: the first sequence that is in the rows: 1, unless the ledger's beginning was archived
     counts_begin_at: (
         int  #: the first sequence that `totals` and `failures` count: 1, unless an archive run left it out
     )
-    counted_through: int  #: an archive run counted up to here; 0 once the rows are beyond
+    counted_through: int  #: last sequence that an archive run counted; 0 once the rows are beyond it
     environment: str
     schema_version: int
-    updated_at: str | None  #: when it was committed, by the projector's clock
+    updated_at: str | None  #: time of the commit, by the projector's clock
 
     @property
     def missing(self) -> str:
-        """What the counters lack, in a sentence; "" when they count from the ledger's first event."""
+        """A sentence on events that the counters lack; "" if they count from the ledger's first event."""
         if self.counts_begin_at == 1:
             return ""
         return (
@@ -68,7 +68,7 @@ ALL_COUNTED: Final = "UPDATE position SET counted_through = 0 WHERE id = 1"
 
 
 def put_before_first(connection: sqlite3.Connection, environment: str, schema_version: int) -> None:
-    """Write the position of a file that holds nothing yet."""
+    """Write the position of an empty file."""
     columns = ("id", *POSITION_COLUMNS)
     values = (1, 0, "", 1, 1, 0, environment, schema_version, None)
     connection.execute(f"INSERT INTO position ({', '.join(columns)}) VALUES ({marks(columns)})", values)  # noqa: S608

@@ -17,7 +17,7 @@ from jobledger.projections.rebuilds import rebuild
 __all__ = ["Position", "ProgressCallback", "Projector", "ProjectorConfig", "read_position"]
 
 _READ_AHEAD_BATCHES: Final = 16
-#: While no event comes, this often a projector looks whether its file is still there.
+#: While no event comes, a projector checks this often whether its file still exists.
 _LOOK_EVERY_S: Final = 1.0
 _log: Final = logging.getLogger("jobledger.projections")
 
@@ -25,8 +25,8 @@ _log: Final = logging.getLogger("jobledger.projections")
 class Projector(Filler):
     """Brings one projection file up to its ledger, once (`catch_up`) or for ever (`run`).
 
-    Use it as a context manager. Several may work on one file: each event is applied by whoever comes first,
-    the others go on from there. Not to be used from two tasks, except that `wait_for` may run beside `run`.
+    Use it as a context manager. Several may work on one file: each event is applied by the projector that comes first,
+    and the others go on from there. Not to be used from two tasks, except that `wait_for` may run beside `run`.
     """
 
     async def prepare(self, *, mend: bool = False) -> Position:
@@ -53,7 +53,7 @@ class Projector(Filler):
     async def run(self) -> NoReturn:
         """Follow the ledger until cancelled; an event is committed `linger_s` after its arrival at the latest.
 
-        A file that somebody deleted or damaged meanwhile is written again, within seconds, also where no event comes.
+        A file that was deleted or damaged meanwhile is written again within seconds, even if no event comes.
 
         Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
         """
@@ -68,7 +68,7 @@ class Projector(Filler):
                 await self._rebuild(first)
 
     async def _follow(self, from_sequence: int) -> None:
-        """Apply what comes; returns when the file's position is not where this reader can go on."""
+        """Apply new events; return when this reader cannot go on from the file's position."""
         send, receive = anyio.create_memory_object_stream[list[Message]](_READ_AHEAD_BATCHES)
         async with anyio.create_task_group() as group:
             group.start_soon(self._feed, from_sequence, send)
@@ -86,7 +86,7 @@ class Projector(Filler):
     async def _collect(self, receive: MemoryObjectReceiveStream[list[Message]]) -> list[Message]:
         """Wait for a first batch, then for more until it is enough or the first one has waited long enough.
 
-        Returns nothing where the file is another one by then. Raises: DamagedProjectionError.
+        Returns nothing if the file was replaced meanwhile. Raises: DamagedProjectionError.
         """
         events: list[Message] = []
         while not events:
@@ -103,7 +103,7 @@ class Projector(Filler):
         return events
 
     async def wait_for(self, stream_sequence: int, *, timeout_s: float = 10.0) -> None:
-        """Wait until the rows have the event at `stream_sequence`; `run` is at work in another task.
+        """Wait until the rows have the event at `stream_sequence`; `run` must be running in another task.
 
         Raises: ProjectionTimeoutError.
         """
@@ -118,7 +118,7 @@ class Projector(Filler):
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what went wrong first: the task group has two members, and one's failure cancels the other."""
+    """Return the first failure: the task group has two members, and one's failure cancels the other."""
     for member in group.exceptions:
         if not isinstance(member, BaseExceptionGroup):
             return member

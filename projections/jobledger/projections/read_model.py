@@ -1,6 +1,6 @@
-"""A user's own read model: tables of theirs, kept by the projector in a SQLite file of its own.
+"""A user's read model: the user's tables, which the projector keeps in a SQLite file of their own.
 
-The file has their tables and two of ours, `position` and `read_model`. Rows and position change in one
+The file has the user's tables and two of ours, `position` and `read_model`. Rows and position change in one
 transaction, so `apply` may do anything to the rows but end that transaction or touch our tables.
 """
 
@@ -30,7 +30,7 @@ from jobledger.projections.errors import (
 from jobledger.projections.position import POSITION_COLUMNS, put_before_first
 from jobledger.projections.table import CacheLimits, Rows
 
-#: "jlrm" in SQLite's header, by which a file is known as a read model's.
+#: "jlrm" in SQLite's header, which marks a file as a read model's.
 APPLICATION_ID: Final = 0x6A6C726D
 _OURS: Final = ("position", "read_model")
 _ENDS_TRANSACTION: Final = re.compile(
@@ -38,26 +38,26 @@ _ENDS_TRANSACTION: Final = re.compile(
 )
 _USE_ABORT: Final = "where it says ROLLBACK it must say ABORT"
 _VERSION_MAX: Final = 2**31 - 1
-#: What a file of another jobledger may lack: a file made for other columns is rebuilt.
+#: Columns that a file of another jobledger may lack; such a file is rebuilt.
 _FORM: Final = ",".join(POSITION_COLUMNS)
 
 
 class ReadModel(Protocol):
-    """What a user's class has to have; it is made without arguments, and kept as long as the projector runs.
+    """The methods of a user's class; it is instantiated without arguments, and lives as long as the projector runs.
 
-    It may also have `keys` (table -> its primary key's columns), for `tables` given as a mapping, and `forget()`,
-    which is called whenever what it remembers from earlier calls may not be in the rows: after a transaction that
-    was not kept, and when another process wrote to the file.
+    It may also have `keys` (table -> its primary key's columns), for `tables` given as a mapping, and `forget()`, which
+    is called whenever data in its memory may differ from the rows: after a transaction that was not committed, and when
+    another process wrote to the file.
     """
 
     @property
     def name(self) -> str:
-        """Of the model: 1 to 64 of A-Z a-z 0-9 _ and -; a file of another name is left alone."""
+        """The name of the model: 1 to 64 of A-Z a-z 0-9 _ and -; a file of another name is left alone."""
         ...
 
     @property
     def version(self) -> int:
-        """From 1; raise it when tables or `apply` change: the file is then rebuilt from the first event."""
+        """The version, from 1; raise it when tables or `apply` change: the file is rebuilt from the first event."""
         ...
 
     @property
@@ -68,8 +68,8 @@ class ReadModel(Protocol):
     def apply(self, connection: sqlite3.Connection, events: Sequence[StoredEvent], /) -> None:
         """Bring the rows forward by job events, which are in stream order and never empty.
 
-        Rows depend on the events and earlier rows alone: the same events must give the same rows, however they are
-        cut into calls. The transaction is the projector's. Whatever is raised ends it, and nothing of it is kept.
+        Rows must depend on the events and earlier rows alone: the same events give the same rows, however they are cut
+        into calls. The transaction belongs to the projector. Any exception ends it, and none of its changes is kept.
         """
         ...
 
@@ -81,12 +81,12 @@ class ReadModelLayout:
     """
 
     application_id = APPLICATION_ID
-    # With OFF a statement that fails half-way, which users may catch, would leave half of it behind.
+    # With OFF a statement that fails half-way would leave half of its changes, and the user's code may catch the error.
     draft_journal = "MEMORY"
 
     def __init__(self, model: ReadModel, what: str = "") -> None:
         self.model = model
-        self.what = what or f"{type(model).__module__}:{type(model).__qualname__}"  # its class, for errors
+        self.what = what or f"{type(model).__module__}:{type(model).__qualname__}"  # class, for errors
         check_shape(model, self.what)
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:
@@ -96,7 +96,7 @@ class ReadModelLayout:
         """
         try:
             self._create_theirs(connection)
-        except Exception as error:  # whatever the user's statements do
+        except Exception as error:  # the user's statements may raise anything
             if files.is_of_the_file(error):
                 raise
             raise ReadModelDefinitionError(
@@ -147,21 +147,21 @@ class ReadModelLayout:
 
     def rows(self, connection: sqlite3.Connection, cache: CacheLimits) -> Rows:
         """Return the model behind this connection; see `Layout.rows`."""
-        del cache  # what a model remembers is its own affair
+        del cache  # the model itself decides what it keeps in memory
         return _ModelRows(self, connection)
 
 
 class _ModelRows(Rows):
-    """Calls `apply` inside the projector's transaction, and says where it failed."""
+    """Calls `apply` inside the projector's transaction, and names the event at which it failed."""
 
     def __init__(self, layout: ReadModelLayout, connection: sqlite3.Connection) -> None:
         self._layout = layout
         self._model = layout.model
         self._connection = connection
-        self.forget()  # the file may be another one than the model remembers
+        self.forget()  # the file may not be the one that the model has in memory
 
     def apply(self, messages: Sequence[Message]) -> None:
-        """Hand the job events to the model; what is about other things is none of its business."""
+        """Hand the job events to the model; messages about other things are not for it."""
         events = jobs_among(messages)
         if not events:
             return
@@ -170,7 +170,7 @@ class _ModelRows(Rows):
         try:
             with _guarded(self._connection, refused):
                 self._call(watched)
-        except Exception as error:  # whatever the user's `apply` does
+        except Exception as error:  # the user's `apply` may raise anything
             if files.is_of_the_file(error):
                 raise
             why = refused[-1] if refused and "not authorized" in str(error) else _said(error)
@@ -186,14 +186,14 @@ class _ModelRows(Rows):
             raise RuntimeError(_ENDED)
 
     def forget(self) -> None:
-        """Let the model forget what is not in its rows."""
+        """Let the model forget data that may not be in its rows."""
         forget = getattr(self._model, "forget", None)
         if forget is not None:
             forget()
 
 
 class _WatchedBatch(list[StoredEvent]):
-    """A batch that knows which of its events was handed out last."""
+    """A batch that notes which of its events was handed out last."""
 
     def __init__(self, events: Sequence[StoredEvent]) -> None:
         super().__init__(events)
@@ -206,7 +206,7 @@ class _WatchedBatch(list[StoredEvent]):
         self._current = None
 
     def place(self) -> str:
-        """Say at which event an exception came, as near as can be told."""
+        """Return the event at which an exception was raised, as exactly as known."""
         at = self._current or (self[0] if len(self) == 1 else None)
         if at is None:
             return f"among stream sequences {self[0].stream_sequence} to {self[-1].stream_sequence}"
@@ -254,15 +254,15 @@ def _guarded(connection: sqlite3.Connection, refused: list[str]) -> Generator[No
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
-    # Where a statement ended the transaction, each further one would be kept by itself, and statements that are prepared
-    # already ask no authorizer. So sqlite3 has to begin a transaction before it writes, which does ask.
+    # After a statement that ended the transaction, each further one would be committed by itself, and prepared
+    # statements do not call the authorizer. So sqlite3 must begin a transaction before it writes, which does call it.
     connection.isolation_level = "IMMEDIATE"
     connection.set_authorizer(authorize)
     try:
         yield
     finally:
         connection.set_authorizer(None)
-        connection.row_factory, connection.text_factory = None, str  # what is read next is ours
+        connection.row_factory, connection.text_factory = None, str  # our own reads come next
 
 
 def _said(error: Exception) -> str:
@@ -271,7 +271,7 @@ def _said(error: Exception) -> str:
 
 
 def check_shape(model: object, what: str) -> None:
-    """Refuse an object that cannot be a read model, with a sentence on the first thing that is wrong with it.
+    """Refuse an object that cannot be a read model, with a sentence on its first mistake.
 
     Raises: ReadModelDefinitionError.
     """

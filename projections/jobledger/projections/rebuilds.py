@@ -1,4 +1,4 @@
-"""Rebuild a projection beside the old file, then put the new file in its place."""
+"""Rebuild a projection beside the old file, then replace the old file by the new one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobledger.projections.layout import LEDGER, Layout
 from jobledger.projections.position import Position
 from jobledger.projections.snapshots import Snapshots
 
-#: More in one transaction than when following: nobody else waits, and each job's row is written less often.
+#: Larger transactions than when following: nobody waits for them, and each job's row is written less often.
 _REBUILD_CONFIG: Final = ProjectorConfig(batch_events_max=8_000)
 
 
@@ -28,12 +28,12 @@ async def rebuild(
     clock: Clock = SYSTEM_CLOCK,
     layout: Layout = LEDGER,
 ) -> Position:
-    """Write a new projection from the first event to the head as it is now, then let it take the old one's place.
+    """Write a new projection from the first event to the present head, then replace the old one.
 
-    With `until` it ends at that stream sequence, if the head lies beyond.
+    With `until` it ends at that stream sequence, if the head is beyond it.
 
-    Until then the old file stays as it is, and who has it open goes on reading it; a projector that follows
-    notices and goes on in the new one. Interrupted, it leaves nothing but a draft that the next one removes.
+    Until then the old file stays as it is, and readers that have it open go on reading it; a projector that follows
+    notices the new file and goes on with it. An interrupted rebuild leaves only a draft, which the next one removes.
 
     Raises: NotAProjectionError, ProjectionStorageError, ProjectionBusyError, EventGapError, and what `Log.read`
         raises; the old file is as it was.
@@ -52,7 +52,8 @@ async def rebuild(
                 layout.create_indexes(connection)
         with files.translated(path, config.busy_timeout_s):
             files.seal_draft(draft)
-        # The old file, and so its snapshots, may be wrong. Again afterwards: others may be copying the old file.
+        # The old file, and so its snapshots, may be wrong. They are removed again afterwards, since others may be
+        # copying the old file.
         Snapshots(path).clear()
         files.replace(draft, path, busy_timeout_s=config.busy_timeout_s, layout=layout)
         Snapshots(path).clear()

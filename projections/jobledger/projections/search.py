@@ -1,9 +1,9 @@
-r"""What people type to find jobs: `tenant:acme state:dead error:CardDeclined since:2h meta.region=eu invoice=i22`.
+r"""The grammar of searches for jobs: `tenant:acme state:dead error:CardDeclined since:2h meta.region=eu invoice=i22`.
 
 One grammar for pages, commands and the API. A word is `KEY:VALUE` with one of `KEYS`, `meta.NAME=VALUE`, or
 `FIELD=VALUE` of the input. Quotes hold blanks and marks together, `\"` is a quote in them. Words without a key are an id
-or its beginning, with `…` or `*` beginning and end of an id, else a text. All conditions must hold; of `state:` and
-`cause:` one of several. Pure: what there is in a ledger is not looked at.
+or its beginning, with `…` or `*` beginning and end of an id, else a text. All conditions must hold; if `state:` or
+`cause:` occurs several times, one of them. Pure: no ledger is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobledger.projections.errors import ProjectionConfigError
 from jobledger.projections.filters import JobFilter, SaidFilter
 
 TEXT_MAX: Final = 400  #: characters of a search
-PAIRS_MAX: Final = 10  #: conditions on the input, and as many on the metadata: each is looked at in every row
+PAIRS_MAX: Final = 10  #: conditions on the input, and on the metadata: each is checked in every row
 #: Words for several states.
 STATE_GROUPS: Final[Mapping[str, tuple[JobState, ...]]] = {
     "open": OPEN_STATES,
@@ -40,13 +40,13 @@ _TIMES: Final = "2h, 30m, 7d, 16:28 or 2026-01-31"
 class Key(NamedTuple):
     """One key of the grammar."""
 
-    what: str  #: in a few words
-    example: str  #: a value
-    field: str = ""  #: of `JobFilter`; "": several, or none by itself
-    said: str = ""  #: the same of its `SaidFilter`
+    what: str  #: its meaning in a few words
+    example: str  #: example of a value
+    field: str = ""  #: field of `JobFilter`; "": several fields, or none alone
+    said: str = ""  #: field of its `SaidFilter`
 
 
-#: In the order in which they are offered.
+#: Keys in the order in which they are offered.
 KEYS: Final[Mapping[str, Key]] = {
     "state": Key("queued, running, waiting, open …, or how one begins", "dead", "states"),
     "task": Key("the function that it runs", "app.charge", "task"),
@@ -83,26 +83,26 @@ _TRACE: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Word(NamedTuple):
-    """One word of what was typed."""
+    """One word of a typed search."""
 
-    key: str  #: one of `KEYS`, one that there is not, `meta.NAME`, `input.FIELD`; "": a word without a key
+    key: str  #: one of `KEYS`, an unknown key, `meta.NAME`, `input.FIELD`; "": a word without a key
     value: str
-    text: str  #: as it was typed
-    is_quoted: bool = False  #: its value, or a part of it
+    text: str  #: the word as typed
+    is_quoted: bool = False  #: True if its value, or a part of it, is in quotes
 
 
 class Search(NamedTuple):
-    """What was typed, and what of it was understood."""
+    """A typed search, and the part of it that was understood."""
 
     words: tuple[Word, ...]
-    chosen: JobFilter  #: without the words that were not understood
-    problems: tuple[str, ...]  #: what was not understood, each in a sentence
+    chosen: JobFilter  #: filter of the words that were understood
+    problems: tuple[str, ...]  #: a sentence on each word that was not understood
 
 
 def parse_search(text: str, now: datetime) -> JobFilter:
-    """Return what somebody typed as a filter: `tenant:acme state:dead since:2h`. `now`: what `2h` is counted from.
+    """Return a typed search as a filter: `tenant:acme state:dead since:2h`. `now`: the time from which `2h` is counted.
 
-    Raises: ProjectionConfigError, one sentence on the first thing that was not understood.
+    Raises: ProjectionConfigError, a sentence on the first word that was not understood.
     """
     found = read_search(text, now)
     if found.problems:
@@ -111,7 +111,7 @@ def parse_search(text: str, now: datetime) -> JobFilter:
 
 
 def read_search(text: str, now: datetime) -> Search:
-    """Return the conditions in a text that are understood, and a problem for each that is not."""
+    """Return the understood conditions of a text, and a problem for each other one."""
     if len(text) > TEXT_MAX:
         problem = f"a search has at most {TEXT_MAX} characters, got {len(text)}: leave conditions out"
         return Search((), JobFilter(), (problem,))
@@ -125,7 +125,7 @@ def read_search(text: str, now: datetime) -> Search:
 
 
 def read_words(text: str) -> tuple[Word, ...]:
-    """Return the words of what was typed."""
+    """Return the words of a typed search."""
     return tuple(_word(match[0]) for match in _WORD.finditer(text))
 
 
@@ -148,7 +148,7 @@ def _word(text: str) -> Word:
 
 
 def _key(name: str, mark: str) -> str:
-    """Return the key that stands before a mark, "" where that is none."""
+    """Return the key before a mark, "" if there is none."""
     if name.startswith(_OF_PAIRS):
         return name
     if mark == "=":
@@ -163,7 +163,7 @@ def _with(chosen: JobFilter, word: Word, now: datetime) -> JobFilter:
     if not word.key:
         return _with_loose(chosen, word)
     more = _condition(word, now)
-    if more.states or more.fingerprints:  # any of these: several widen what is chosen
+    if more.states or more.fingerprints:  # one of several values must hold, so each widens the choice
         return msgspec.structs.replace(
             chosen,
             states=tuple(dict.fromkeys((*chosen.states, *more.states))),
@@ -303,7 +303,7 @@ _READ: Final[Mapping[str, Callable[[str, datetime], Any]]] = {
 
 
 def search_text(chosen: JobFilter) -> str:
-    """Return a filter as somebody would type it: `parse_search` makes the same of it, what may be seen left out."""
+    """Return a filter as a person would type it: `parse_search` makes the same filter of it, without visibility."""
     return " ".join(_typed(chosen))
 
 
@@ -331,7 +331,7 @@ def _values(chosen: JobFilter, key: Key) -> tuple[str, ...]:
 
 
 def pair(key: str, value: str, mark: str = ":") -> str:
-    """Return one condition as it is typed, in quotes where it has to be."""
+    """Return one condition as a person types it, in quotes if it needs them."""
     name = _in_quotes(key) if _PARTED.search(key) else key
     return f"{name}{mark}{value if _WHOLE.fullmatch(value) else _in_quotes(value)}"
 

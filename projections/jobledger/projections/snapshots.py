@@ -1,10 +1,10 @@
 """Copies of the projection from earlier moments, so that a past state need not be folded from the first event.
 
 They lie in `<path>.snapshots/` as `<stream sequence>-<its beginning>-<checksum>.db`, beside drafts
-(`draft-<pid>-...`) that are of no use once their process is gone. None is ever needed: a missing, stale or
-damaged one only makes `as_of` slower. So whoever finds one that cannot be used removes it, a copy that fails
-is given up with a word in the log, and several processes need no lock: each copy is made under a name of its
-own and takes its final name whole.
+(`draft-<pid>-...`) that are of no use once their process is gone. None is ever needed: without one `as_of` is only
+slower. So a process that finds a stale or damaged one removes it, a copy that fails is given up with a line in the log,
+and several processes need no lock: each copy is made under a name of its own, and gets its final name when it is
+complete.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _SELECT_PLACE: Final = "SELECT stream_sequence, begins_at FROM position WHERE id
 
 
 class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a snapshot is made, and how much of them is kept."""
+    """How often snapshots are made, and how many are kept."""
 
-    #: Events between two of them at least; what a past moment costs to reach from one.
+    #: Least number of events between two snapshots, and so the most events to read for a past moment.
     every_events: int = 25_000
     time_share_max: float = 0.03  #: part of the projector's time that copying may take
     at_once_s: float = 2.0  #: time that copying may take in a burst of events, before any share has added up
-    count_max: int = 16  #: kept at most: the older, the sparser
-    #: Part of the disk's free room that one copy may take, and, with the room of the copies counted as free, all of
-    #: them together: so that snapshots never fill the disk.
+    count_max: int = 16  #: most snapshots that are kept; older ones are further apart
+    #: Part of the disk's free room that one copy may take. All copies together may take this part of the free room and
+    #: their own. So snapshots never fill the disk.
     free_share_max: float = 0.25
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One copy, by what its name says."""
+    """One copy, as described by its name."""
 
     path: Path
     stream_sequence: int
@@ -74,7 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshots:
-    """The snapshots of one projection; one object for each projector, since it counts that one's time."""
+    """The snapshots of one projection; each projector has an object of its own, which counts its time."""
 
     def __init__(
         self, path: Path | str, *, config: SnapshotConfig | None = None, clock: Clock = SYSTEM_CLOCK
@@ -84,11 +84,11 @@ class Snapshots:
         self._clock = clock
         self._bytes_per_s = _BYTES_PER_S
         self._since_s = clock.monotonic()
-        self._spared_s = self.config.at_once_s  # as it was at `_since_s`
+        self._spared_s = self.config.at_once_s  # the spare time at `_since_s`
         self._next = 0  # no snapshot is due before this stream sequence
 
     def found(self) -> list[Snapshot]:
-        """Return what is there, the newest moment first."""
+        """Return the existing snapshots, the newest moment first."""
         return sorted(self._listed(), key=lambda each: each.stream_sequence, reverse=True)
 
     def _listed(self) -> Iterator[Snapshot]:
@@ -96,7 +96,7 @@ class Snapshots:
             for entry in entries:
                 name = _NAME.fullmatch(entry.name)
                 if name is not None:
-                    with contextlib.suppress(FileNotFoundError):  # another process thinned them out
+                    with contextlib.suppress(FileNotFoundError):  # another process removed it
                         size = entry.stat().st_size
                         yield Snapshot(
                             path=Path(entry.path),
@@ -107,7 +107,7 @@ class Snapshots:
                         )
 
     async def consider(self, path: Path, stream_sequence: int) -> None:
-        """Copy the projection at `path`, which stands at this sequence, if enough events and time went by.
+        """Copy the projection at `path`, whose position is this sequence, if enough events and time went by.
 
         Call it after a commit. It does not block the event loop and raises nothing: a failed copy is logged.
         """
@@ -115,7 +115,7 @@ class Snapshots:
             await self.complete(path, stream_sequence)
 
     async def complete(self, path: Path, stream_sequence: int) -> None:
-        """Copy the projection at `path`, which stands at this sequence, unless a snapshot before it is near enough."""
+        """Copy the projection at `path`, whose position is this sequence, unless an older snapshot is near enough."""
         below = (each.stream_sequence for each in self._listed() if each.stream_sequence <= stream_sequence)
         self._next = max(below, default=0) + self.config.every_events
         if stream_sequence >= self._next:
@@ -125,7 +125,7 @@ class Snapshots:
     def _can_afford(self, path: Path) -> bool:
         """Return whether there is time for a copy now.
 
-        Time that was not used is kept, up to what one copy needs, so that a burst of events after a quiet time gets one.
+        Unused time is saved, up to the time of one copy, so that a burst of events after a quiet time gets a copy.
         """
         now_s = self._clock.monotonic()
         needed_s = _size_bytes(path) / self._bytes_per_s
@@ -147,7 +147,7 @@ class Snapshots:
                 self._bytes_per_s = copied / max(took_s, 1e-3)
 
     def _copy(self, path: Path) -> int:
-        """Make a snapshot of whatever `path` holds, and return its size; 0 where it would take too much room."""
+        """Make a snapshot of the file at `path`, and return its size; 0 if it would take too much room."""
         size = _size_bytes(path)
         make_folder(self.folder)
         self._remove_drafts_of_the_dead()
@@ -184,7 +184,7 @@ class Snapshots:
                 each.unlink(missing_ok=True)
 
     def take(self, snapshot: Snapshot, target: Path) -> bool:
-        """Copy a snapshot to `target`; False where it is gone or cannot be read, or is damaged and so removed."""
+        """Copy a snapshot to `target`; False if it is gone or cannot be read, or is damaged and so removed."""
         checksum = 0
         with contextlib.ExitStack() as opened:
             try:
@@ -207,10 +207,10 @@ class Snapshots:
             snapshot.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every snapshot, and copies under way, because the file they came from was given up."""
+        """Remove every snapshot, and copies under way, because their source file is no longer used."""
         with contextlib.suppress(OSError):
             for draft in self.folder.glob("draft-*"):
-                draft.unlink(missing_ok=True)  # whoever makes it finds it gone, and gives up
+                draft.unlink(missing_ok=True)  # the process that makes it notices this, and gives up
         for each in self._listed():
             with contextlib.suppress(OSError):
                 each.path.unlink(missing_ok=True)
@@ -219,7 +219,7 @@ class Snapshots:
 
 
 def copy_projection(path: Path, target: Path) -> tuple[int, int]:
-    """Copy a projection that others may be writing to, as of one moment; return where it stands and where it begins.
+    """Copy a projection that others may be writing to, as of one moment; return its position and its first sequence.
 
     Raises: ProjectionError of its file, sqlite3.Error, OSError.
     """
@@ -227,17 +227,17 @@ def copy_projection(path: Path, target: Path) -> tuple[int, int]:
         contextlib.closing(files.open_reader(path, busy_timeout_s=_BUSY_TIMEOUT_S)) as source,
         contextlib.closing(files.database(target, make=True)) as copy,
     ):
-        copy.execute("PRAGMA synchronous = OFF")  # synced as a whole by who needs it
-        # All pages in one step: a reader's view, so no writer waits and nothing begins again.
+        copy.execute("PRAGMA synchronous = OFF")  # a caller that needs it syncs the whole file
+        # All pages in one step, as one read transaction: no writer waits, and the copy never starts again.
         source.backup(copy)
         stream_sequence, begins_at = copy.execute(_SELECT_PLACE).fetchone()
         return int(stream_sequence), int(begins_at)
 
 
 def superfluous(snapshots: Iterable[Snapshot], *, count_max: int, bytes_max: int) -> list[Snapshot]:
-    """Return the snapshots to remove to keep within bounds: duplicates of one moment, then those that lie closest.
+    """Return the snapshots to remove to keep within bounds: duplicates of one moment, then those closest to others.
 
-    Close is relative to the age: the distance that a removal would leave, divided by the distance to the newest.
+    Closeness is relative to the age: the gap that a removal would leave, divided by the distance to the newest.
     """
     kept: list[Snapshot] = []
     gone: list[Snapshot] = []
@@ -269,7 +269,7 @@ def _checksum(path: Path) -> int:
 
 
 def _size_bytes(path: Path) -> int:
-    """Return the size of a database, with what is still in its write-ahead log; 0 when it is gone."""
+    """Return the size of a database with its write-ahead log; 0 if it is gone."""
     size = 0
     for each in (path, path.with_name(f"{path.name}-wal")):
         with contextlib.suppress(OSError):

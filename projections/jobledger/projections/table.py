@@ -1,7 +1,7 @@
-"""What the tables of a projection are declared with: `Table`, and `AggregateTables` for all tables of one aggregate.
+"""Declarations of the tables of a projection: `Table`, and `AggregateTables` for all tables of one aggregate.
 
-`tables.registry` lists the declared ones. Code that makes a file, fills it, compares two or shows a past moment
-needs no more than the declaration.
+`tables.registry` lists the declared ones. Code that makes a file, fills it, compares two files or shows a past moment
+needs only the declaration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SQL_TYPES: Final = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB"}
 
 
 class Column(NamedTuple):
-    """One column: what SQLite is told of it, and what a reader is."""
+    """One column: its declaration for SQLite, and its description for readers."""
 
     type: type  #: str, int, float or bytes
     meaning: str  #: for the table of columns in docs/projections.md
@@ -60,22 +60,20 @@ class Index(NamedTuple):
     """An index of a table, named after its columns."""
 
     columns: tuple[str, ...]
-    where: str = ""  #: which rows have a place in it; "": all
+    where: str = ""  #: condition on its rows; "": all rows
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """One table."""
 
     name: str
-    row: str  #: what it has a row for, in docs/projections.md
+    row: str  #: meaning of a row, for docs/projections.md
     columns: Mapping[str, Column]  #: by name, in the order of the file
     key: tuple[str, ...]  #: the columns of its primary key
     indexes: tuple[Index, ...] = ()
     #: The column with the stream sequence of the event that wrote a row last; "" where rows add up many events.
     sequence: str = ""
-    own: str = (
-        ""  #: the column whose value does not come from the ledger, so that it is never compared; "": none
-    )
+    own: str = ""  #: column whose value does not come from the ledger, and is never compared; "": none
 
     def create(self, connection: sqlite3.Connection) -> None:
         """Make the table, with the statement that sqlite-utils would execute.
@@ -101,10 +99,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
             connection.execute(f"CREATE INDEX {name} ON {self.name} ({', '.join(columns)}){condition}")
 
     def adding(self, columns: Sequence[str], *extra: str) -> str:
-        """Return the statement that makes a row, or adds `columns` to those of the row that has its key.
+        """Return the statement that makes a row, or adds `columns` to the row of the same key.
 
-        Takes the key's values, then those of `columns`. `extra` are assignments; a column that one of them names is not
-        added to.
+        Takes the key's values, then those of `columns`. `extra` are assignments, which replace the addition for the
+        columns that they name.
         """
         names = (*self.key, *columns)
         assigned = {each.partition(" = ")[0] for each in extra}
@@ -115,7 +113,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def putting(self) -> str:
-        """Return the statement that makes a row, or writes over the one that has its key; takes every column's value."""
+        """Return the statement that makes a row, or replaces the row of the same key; takes every column's value."""
         return (
             f"INSERT OR REPLACE INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks(self.columns)})"  # noqa: S608
         )
@@ -127,17 +125,17 @@ def marks(columns: Sequence[str] | Mapping[str, Column]) -> str:
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What readers outside jobledger may rely on of a table: every column that is not internal, under lasting names."""
+    """The part of a table that outside readers may rely on: all columns that are not internal, under lasting names."""
 
     name: str
     of: Table
     renamed: Mapping[str, str] = msgspec.field(
         default_factory=dict[str, str]
-    )  #: the view's name by the table's
+    )  #: the view's name of a column, by the table's name
 
     @property
     def columns(self) -> dict[str, Column]:
-        """Its columns by the names that a reader writes."""
+        """Its columns by the names for readers."""
         return {
             self.renamed.get(name, name): column
             for name, column in self.of.columns.items()
@@ -167,10 +165,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheLimits(NamedTuple):
-    """How much of what the rows say may be kept in memory between transactions."""
+    """Limits of the data that is kept in memory between transactions."""
 
     jobs_max: int  #: folds of unfinished jobs
-    bytes_max: int  #: their encoded size
+    bytes_max: int  #: encoded size of these folds
 
 
 class Rows(abc.ABC):
@@ -181,14 +179,14 @@ class Rows(abc.ABC):
         """Bring the rows forward by messages in stream order; never empty.
 
         Rows depend on messages and earlier rows alone: the same messages must give the same rows, however they are cut
-        into calls. Where the ledger's beginning was archived, the first message of a chain need not be its first event.
+        into calls. If the ledger's beginning was archived, the first message of a chain may not be its first event.
         """
 
     def go_on_from(self, counts: Counts | None, first_sequence: int, /) -> None:  # noqa: B027 - most count nothing
-        """Begin an empty file with the counts of what was archived before `first_sequence`; None: they are unknown."""
+        """Begin an empty file with the counts of events archived before `first_sequence`; None: they are unknown."""
 
     def forget(self) -> None:  # noqa: B027 - most keep nothing
-        """Drop what is kept in memory, because the rows differ from it."""
+        """Drop the data in memory, because the rows differ from it."""
 
 
 class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,8 +201,8 @@ class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[Table, ...]
     views: tuple[View, ...] = ()
     queries: tuple[Query, ...] = ()
-    rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages
-    #: Its rows depend on other aggregates, too: they get every message, before the rows of those aggregates get it.
+    rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: makes the writer of the rows
+    #: True: its rows depend on other aggregates, too. They get every message, before the rows of those aggregates do.
     reads_all: bool = False
 
 
@@ -213,7 +211,7 @@ def named_tables(
 ) -> AggregateTables:
     """Declare the one table of an aggregate whose values people set by name: a row for each name, as set now.
 
-    `values`: those of the columns behind the name, by the state and the time of its newest event; None: no row.
+    `values`: values of the columns after the name, from the state and the time of its newest event; None: no row.
     """
     rows = functools.partial(_NamedRows, of, table, values)
     return AggregateTables(aggregate=of.name, version=version, tables=(table,), rows=rows)

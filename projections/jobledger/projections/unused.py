@@ -1,7 +1,7 @@
-"""Projections that nobody has used for long: found by their names and times, and removed whole.
+"""Projections that nobody used for long: found by their names and times, and removed with all their files.
 
-Only files whose names jobledger made from a ledger, never one that a person named. Each is disposable: who needs it
-reads the ledger again, if that is still there.
+Only files whose names jobledger made from a ledger are found, never one that a person named. Each is disposable: a
+process that needs it reads the ledger again, if that still exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobledger.projections.snapshots import Snapshots
 
 UNUSED_DAYS: Final = 30
 _BUSY_S: Final = 0.5
-#: `<server>-<environment>-<ledger>.db`, of a read model with its name, and what lies beside it.
+#: `<server>-<environment>-<ledger>.db`, for a read model with its name, and the files beside it.
 _NAME: Final = re.compile(
     r"(?P<file>.+-[0-9a-f]{12}(?:-\w+|\.v\d+)?\.db)(?:-wal|-shm|\.lock|\.ready|\.rebuild-\d+|\.snapshots)?"
 )
@@ -29,12 +29,12 @@ class UnusedProjection(msgspec.Struct, frozen=True, kw_only=True):
     """A projection that nobody has opened since."""
 
     file: Path
-    used_at: datetime  #: by this machine's clock, UTC
-    size_bytes: int  #: with what lies beside it
+    used_at: datetime  #: time of the last use by this machine's clock, UTC
+    size_bytes: int  #: size with all files beside it
 
 
 def find_unused(folders: list[Path], before: datetime) -> list[UnusedProjection]:
-    """Return the projections in these folders that were last used before, the largest first. Raises: OSError."""
+    """Return the projections in these folders that were last used before a time, the largest first. Raises: OSError."""
     found = [each for folder in folders if folder.is_dir() for each in _in(folder) if each.used_at < before]
     return sorted(found, key=lambda each: (-each.size_bytes, each.file.name))
 
@@ -59,9 +59,9 @@ def _size_and_time(path: Path) -> tuple[int, float]:
 
 
 def remove(file: Path) -> None:
-    """Remove a projection with all that lies beside it; who has it open notices, and makes it again.
+    """Remove a projection with all files beside it; a process that has it open notices that, and makes it again.
 
-    Raises: ProjectionBusyError when somebody opens it now; ProjectionStorageError.
+    Raises: ProjectionBusyError if a process is just opening it; ProjectionStorageError.
     """
     with files.translated(file, _BUSY_S), files.held_alone(file, _BUSY_S):
         Snapshots(file).clear()

@@ -1,6 +1,7 @@
-"""A projection as a witness of the ledger's check: the ledger must still have what it read, and its rows must agree.
+"""A projection as a witness in the ledger's check: its newest event must still exist, and its rows must agree.
 
-The first check reads only the position in the file; the second is `compare.verify`, which reads the ledger again.
+`PositionWitness` reads only the position in the file; `RowsWitness` uses `compare.verify`, which reads the ledger
+again.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class PositionWitness:
     """A witness of `audit.verify`: finds that the ledger's end is missing, or that the last event read has changed."""
 
     def __init__(self, path: Path, position: Position, log: Log) -> None:
-        """Read the position before the check begins: then a sound ledger reaches it."""
+        """Call it before the check reads the ledger, so that a sound ledger reaches the position."""
         self._path = path
         self._log = log
         self._hash = position.event_hash
         self._found: str | None = None  # the hash of the event at the position, once it was read
-        self.stream_sequence = position.stream_sequence  #: that the file has read up to
+        self.stream_sequence = position.stream_sequence  #: position of the file
 
     @classmethod
     def beside(cls, path: Path, log: Log) -> Self | None:
-        """Return the witness for the file at `path`; None where there is none that has read of this ledger.
+        """Return the witness for the file at `path`; None if no file there has read this ledger.
 
         Raises: ProjectionError for a file that cannot be used.
         """
@@ -49,13 +50,13 @@ class PositionWitness:
         return cls(path, position, log)
 
     def feed(self, batch: Sequence[Message]) -> None:
-        """Take what was read; see `audit.Witness`."""
+        """Take an event of the ledger; see `audit.Witness`."""
         if batch and batch[0].stream_sequence <= self.stream_sequence <= batch[-1].stream_sequence:
             held = (each.hash for each in batch if each.stream_sequence == self.stream_sequence)
             self._found = next(held, None)
 
     async def finish(self, checker: Checker) -> None:
-        """Tell the checker what does not agree; see `audit.Witness`."""
+        """Report disagreements to the checker; see `audit.Witness`."""
         at, head = self.stream_sequence, await self._log.head()
         if at > head.last_sequence:
             first = head.last_sequence + 1
@@ -86,31 +87,31 @@ class PositionWitness:
 
 
 class FormerWitness:
-    """A witness of `audit.verify` that has read only another ledger, which was at the same place and is gone."""
+    """A witness of `audit.verify` that has read only a former ledger, which was at the same place."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
 
     def feed(self, batch: Sequence[Message]) -> None:
-        """Leave it; see `audit.Witness`."""
+        """Ignore the event; see `audit.Witness`."""
 
     async def finish(self, checker: Checker) -> None:
-        """Tell the checker that it was not compared; see `audit.Witness`."""
+        """Report to the checker that nothing was compared; see `audit.Witness`."""
         checker.compared(CrossCheck(what=WHAT, sentence=self._sentence, agrees=None))
 
 
 class RowsWitness:
-    """A witness of `audit.verify`: finds rows that are not what the events add up to, as `projection verify` does."""
+    """A witness of `audit.verify`: finds rows that differ from those of the events, as `projection verify` does."""
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path = path
         self._log = log
 
     def feed(self, batch: Sequence[Message]) -> None:
-        """Leave it; see `audit.Witness`."""
+        """Ignore the event; see `audit.Witness`."""
 
     async def finish(self, checker: Checker) -> None:
-        """Tell the checker what does not agree; see `audit.Witness`."""
+        """Report disagreements to the checker; see `audit.Witness`."""
         try:
             position, found = await verify(self._log, self._path)
         except DamagedProjectionError as error:
@@ -118,7 +119,7 @@ class RowsWitness:
             checker.compared(
                 CrossCheck(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=False)
             )
-        except (ProjectionError, CorruptLedgerError) as error:  # of the ledger's own faults the check tells
+        except (ProjectionError, CorruptLedgerError) as error:  # the check reports the ledger's faults
             checker.compared(
                 CrossCheck(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=None)
             )

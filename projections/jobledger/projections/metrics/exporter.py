@@ -1,7 +1,7 @@
-"""The exporter of a whole ledger's metrics: keeps a projection up to date and answers scrapes from it.
+"""The exporter of a whole ledger's metrics: it keeps a projection up to date and answers scrapes from it.
 
 `run` belongs to the event loop; `collect` and `health` are for the threads of a `MetricsServer`. Several exporters may
-run: they count nothing themselves, so their answers are the same.
+run: their answers are the same, since they count nothing themselves.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ logger = logging.getLogger("jobledger.exporter")
 
 _RESTART_S_FIRST: Final = 0.5
 _RESTART_S_MAX: Final = 30.0
-_GRACE_S: Final = 1.0  #: on top of the limit of the questions themselves
+_GRACE_S: Final = 1.0  #: added to the time limit of the questions themselves
 _CATCH_UP_ROUNDS_MAX: Final = 20
 _BUSY_S: Final = 2.0
-_DIAGNOSED_S: Final = 10.0  #: how long counts of what hurts are reused
+_DIAGNOSED_S: Final = 10.0  #: how long counts of diagnoses are reused
 _VALUES_MAX: Final = 10_000
 
 T = TypeVar("T")
 
 
 class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is shown, and when it is too late."""
+    """Limits of the series shown, and of the lag."""
 
-    label_values_max: int = LABEL_VALUES_MAX  #: of queues, tasks and so on, with series of their own
+    label_values_max: int = LABEL_VALUES_MAX  #: queues, tasks and so on that have series of their own
     lag_s_max: float = 30.0  #: a projection further behind makes /healthz red
 
     def __post_init__(self) -> None:
@@ -78,12 +78,12 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ServerAnswer(msgspec.Struct, frozen=True):
-    """What the server said, or why it did not, and when by the monotonic clock."""
+    """The server's answer, or why there is none, and the time of it by the monotonic clock."""
 
     at: float
     facts: ServerFacts | None
     reason: str = ""
-    diagnoses: Mapping[str, int] = {}  #: how many things hurt, by kind; none where that cannot be told
+    diagnoses: Mapping[str, int] = {}  #: number of diagnoses by kind; empty if not known
 
 
 class Exporter:
@@ -100,8 +100,8 @@ class Exporter:
     ) -> None:
         """Begin with nothing read.
 
-        `followed`: where another process follows the ledger into the file, says why it does not; "" while it does.
-        `diagnose`: counts what hurts, by kind, by the rows in the file.
+        `followed`: for a file that another process keeps up to date: returns why it does not; "" while it does.
+        `diagnose`: counts diagnoses by kind, from the rows in the file.
         """
         self._diagnose = diagnose
         self._told_counts: tuple[float, Mapping[str, int]] = (float("-inf"), {})
@@ -110,11 +110,11 @@ class Exporter:
         self._path = path
         self._config = config or ExporterConfig()
         self._projector: Projector | None = None
-        self._position = 0  # that was read last
-        self._stopped = "the projection is not followed yet"  # "" while it is
-        self._agrees = True  # no projector has found another past than the file's
-        self._is_whole = False  # it had reached the ledger's head once
-        self._told_up_to = 0  # stream sequence
+        self._position = 0  # position that was read last
+        self._stopped = "the projection is not followed yet"  # why it is not followed; "" while it is
+        self._agrees = True  # False once a projector found that ledger and file have different pasts
+        self._is_whole = False  # True once the rows reached the ledger's head
+        self._told_up_to = 0  # newest stream sequence in the counters shown
         self._asking = threading.Lock()
         self._asked = _ServerAnswer(float("-inf"), None)
         self._answered_at = time.monotonic()
@@ -136,7 +136,7 @@ class Exporter:
             try:
                 await self.follow()
             except UnfitProjectionError:
-                raise  # the path was given so: trying again does not help
+                raise  # the path itself is wrong: another try does not help
             except Exception as error:  # any error: a scrape shows it, and the next try may succeed
                 if not isinstance(error, ProjectionError | LedgerError | ConnectionLostError | OSError):
                     logger.exception("the projector failed")
@@ -149,7 +149,7 @@ class Exporter:
             pause_s = min(_RESTART_S_MAX, 2 * pause_s)
 
     async def follow(self) -> NoReturn:
-        """Follow the ledger until cancelled; what stops the projector is raised.
+        """Follow the ledger until cancelled; an error that stops the projector is raised.
 
         Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
         """
@@ -163,14 +163,14 @@ class Exporter:
                 self._projector = None
 
     async def _catch_up(self, projector: Projector) -> None:
-        """Reach the ledger's head before counters are shown: counters that catch up would look like a sudden rush."""
+        """Reach the ledger's head before counters are shown: while they catch up they would look like a sudden rush."""
         if not self._is_whole:
             self._stopped = "the projection catches up with the ledger"
         position = await projector.prepare()
         for _ in range(_CATCH_UP_ROUNDS_MAX):
             position = await projector.catch_up()
             behind = (await self._ledger.log.head()).last_sequence - position.stream_sequence
-            if behind < projector.config.batch_events_max:  # close enough: the rest comes while following
+            if behind < projector.config.batch_events_max:  # close enough: following reads the rest
                 break
         if position.missing and not self._is_whole:
             logger.warning("%s", position.missing)
@@ -182,7 +182,7 @@ class Exporter:
         return facts, await self._diagnoses(began)
 
     async def _diagnoses(self, began: float) -> Mapping[str, int]:
-        """Return counts of what hurts, reused for some seconds; none if the answer takes too long."""
+        """Return counts of diagnoses, reused for some seconds; none if the answer takes too long."""
         told_at, counts = self._told_counts
         if self._diagnose is None or not self._is_whole or began - told_at < _DIAGNOSED_S:
             return counts
@@ -203,19 +203,19 @@ class Exporter:
     # In a scrape's thread.
 
     def health(self) -> str:
-        """Return "" when what `collect` returns is up to date, else why it is not, in a sentence."""
+        """Return "" while the answers of `collect` are up to date, else the reason in a sentence."""
         self._look_elsewhere()
         place = self._read(Store.position)
         return self._judge(self._ask(place), place)
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family; those that nobody can know at this moment have no sample."""
+        """Return every family; one whose values are unknown at this moment has no sample."""
         began = time.monotonic()
         self._look_elsewhere()
         now = self._ledger.clock.now()
         figures = self._read(lambda store: read_figures(store, self._config.label_values_max, now))
         place = figures.position if isinstance(figures, Figures) else figures
-        asked = self._ask(place)  # after the rows were read, so that its head is no older than they are
+        asked = self._ask(place)  # after the read of the rows, so that the head is not older than the rows
         self._look_how_far(asked, place)
         yield info(names.BUILD, {"version": VERSION, "ledger_environment": self._ledger.names.environment})
         yield value(names.UP, float(not self._judge(asked, place)))
@@ -230,7 +230,7 @@ class Exporter:
             self._stopped = self._followed()
 
     def _look_how_far(self, asked: _ServerAnswer, place: Position | str) -> None:
-        """Note that a file that another process follows has reached the head once; see `_catch_up`."""
+        """Note once that a file which another process keeps up to date has reached the head; see `_catch_up`."""
         if self._followed is not None and asked.facts is not None and isinstance(place, Position):
             behind = asked.facts.head_sequence - place.stream_sequence
             self._is_whole = self._is_whole or behind < ProjectorConfig().batch_events_max
@@ -254,14 +254,14 @@ class Exporter:
             yield from wanted_metrics(figures, facts)
 
     def _ask(self, place: Position | str) -> _ServerAnswer:
-        """Ask the server through the event loop, once for all who wait for an answer at this moment."""
+        """Ask the server through the event loop; one answer serves all threads that wait at this moment."""
         began = time.monotonic()
         if isinstance(place, Position):
             self._position = place.stream_sequence
         if not self._asking.acquire(timeout=FACTS_S + _GRACE_S):
             return _ServerAnswer(time.monotonic(), None, "the exporter is busy")
         try:
-            if self._asked.at < began:  # it was asked before our question, so it does not answer ours
+            if self._asked.at < began:  # that question is older than ours, so its answer is too old
                 self._asked = self._answer()
             return self._asked
         finally:
@@ -276,7 +276,7 @@ class Exporter:
             return _ServerAnswer(at, None, "the exporter is stopping")
         try:
             facts, diagnoses = future.result(FACTS_S + _GRACE_S)
-        except NotFoundError as error:  # there is no ledger any more
+        except NotFoundError as error:  # the ledger no longer exists
             return _ServerAnswer(at, None, str(error))
         except LedgerError as error:
             return _ServerAnswer(at, None, f"the server does not answer: {error}")
@@ -289,7 +289,7 @@ class Exporter:
         return _ServerAnswer(at, facts, diagnoses=diagnoses)
 
     def _read(self, what: Callable[[Store], T]) -> T | str:
-        """Read the file that is there now, which a rebuild may just have put there; return a reason if it cannot be."""
+        """Read the present file, which a rebuild may just have put there; return the reason if it cannot be read."""
         try:
             with Store.open(self._path, busy_timeout_s=_BUSY_S) as store:
                 return what(store)

@@ -1,4 +1,4 @@
-"""What only the server can tell the exporter: the ledger's size and head, timers, consumers, leases, the lag."""
+"""Facts that only the server knows: the ledger's size and head, timers, consumers, leases, the lag."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from jobledger.ledger.nats.leases import WorkerInfo, keeper_among
 from jobledger.ledger.nats.streams import deleted_ledger, find_stream
 from jobledger.ledger.throttle import load_of, needed_by_job
 
-#: For all questions together; a scrape waits no longer.
+#: Time limit of all questions together; a scrape waits no longer.
 FACTS_S: Final = 4.0
 _WORK: Final = "work_"
 
 
 class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue at one priority, as its consumer tells."""
+    """One queue at one priority, by its consumer."""
 
     queue: str
     priority: str
@@ -40,25 +40,25 @@ class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server said at one moment."""
+    """The server's facts at one moment."""
 
     first_sequence: int
     head_sequence: int
     events: int
     ledger_bytes: int
     limit_bytes: int | None  #: None without a limit
-    committed_bytes: int  #: with those that waiting jobs still need
+    committed_bytes: int  #: bytes in use, and those that waiting jobs still need
     timers_messages: int
     lanes: tuple[LaneFacts, ...]
     workers: int
     queue_workers: dict[str, int]
     queue_slots: dict[
         str, int
-    ]  #: attempts that these workers run at once; those of a worker count for each of its queues
-    lag_s: float | None  #: age of the first event after the position that was asked about; 0 without one
-    audited: AuditState | None  #: None where it cannot be read
-    now: datetime | None  #: by the server's clock; None where it tells no time
-    keeper: WorkerInfo | None  #: who moves old events into the archive; None where nobody does
+    ]  #: by queue: attempts that its workers can run at once; a worker counts in each of its queues
+    lag_s: float | None  #: age of the first event after the given position; 0 without one
+    audited: AuditState | None  #: None if it cannot be read
+    now: datetime | None  #: time by the server's clock; None if the server gives none
+    keeper: WorkerInfo | None  #: process that moves old events into the archive, if there is one
 
 
 async def server_facts(ledger: Ledger, position: int) -> ServerFacts:
@@ -118,7 +118,7 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
 async def _audited(ledger: Ledger) -> AuditState | None:
     try:
         return await audited(ledger.log)
-    except CorruptLedgerError:  # the projector and every check say so
+    except CorruptLedgerError:  # the projector and every check report this
         return None
 
 
@@ -143,21 +143,21 @@ def _lanes(consumers: Iterable[ConsumerInfo]) -> Iterator[LaneFacts]:
 
 
 async def _lag_s(ledger: Ledger, position: int, head: int, now: str) -> float | None:
-    """Return how long the first event after `position` has been stored, by the server's own clock; None: unknown."""
+    """Return the age of the first event after `position`, by the server's clock; None: unknown."""
     if position >= head:
         return 0.0
     try:
         stored = await ledger.log.get(position + 1)
     except CorruptLedgerError:
         stored = None
-    if stored is None:  # purged meanwhile, or damaged: the projector will say so
+    if stored is None:  # purged meanwhile, or damaged: the projector will report it
         return None
     there = _time(now) or ledger.clock.now()
     return max(0.0, (there - stored.stored_at).total_seconds())
 
 
 def _time(text: str) -> datetime | None:
-    """Read the server's time; None where it tells none."""
+    """Read the server's time; None if it gives none."""
     try:
         return server_time(text)
     except ValueError:

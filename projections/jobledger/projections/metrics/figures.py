@@ -1,6 +1,6 @@
-"""What a scrape shows of a projection: a limited number of rows by name, the others in sums.
+"""The rows of a projection for a scrape: a limited number by name, the others in sums.
 
-A scrape reads as many rows as it shows, however many there are. A limited number of queues, pairs of queue and task, and
+A scrape reads only as many rows as it shows. A limited number of queues, pairs of queue and task, and
 types of error have rows of their own: the first ones in the ledger, so that a series never changes hands and a counter never
 goes back. The rest is summed up as `(other)`.
 """
@@ -40,7 +40,7 @@ from jobledger.projections.tables.slots import slots_taken
 from jobledger.projections.tables.unreadable import SetAside, count_set_aside
 
 _COLUMNS: Final = ", ".join(STATISTICS)
-#: The first row is the one of all queues.
+#: The first row is the sum of all queues.
 _SUMS: Final = f"SELECT queue, {_COLUMNS} FROM sums ORDER BY rowid LIMIT ?"  # noqa: S608 - constants, here and below
 _TOTALS: Final = f"SELECT queue, task, {_COLUMNS} FROM totals ORDER BY rowid LIMIT ?"  # noqa: S608
 _FAILURES: Final = (
@@ -57,32 +57,32 @@ _WHOLE: Final = ""  # the key of the sum of all queues
 _FAILED: Final = STATISTICS.index("failed")
 _DEAD: Final = STATISTICS.index("dead_lettered")
 
-_Values = Sequence[Any]  #: of columns that add up: numbers, and spreads as text
+_Values = Sequence[Any]  #: values of columns that add up: numbers, and spreads as text
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the collector needs of a projection, as of one position; every row is named as it is shown."""
+    """The rows of a projection at one position for the collector, under the names that it shows."""
 
     position: Position
     timers_pending: int
-    set_aside: SetAside  #: what is no event
-    shown: tuple[str, ...]  #: queues under their own names
-    folded: dict[str, int]  #: by label, how many values have no name of their own
+    set_aside: SetAside  #: counts of messages that are no events
+    shown: tuple[str, ...]  #: queues that are shown under their own names
+    folded: dict[str, int]  #: by label: number of values that are not shown by name
     queues: list[QueueRow]
-    pauses: dict[str, QueueState]  #: of all queues that were ever paused
-    held: list[HeldRow]  #: by limit
-    limit_waits: dict[Labels, Sequence[Any]]  #: by limit, a histogram as its columns hold it
-    ticking: list[TickingRow]  #: by schedule
-    running: RunFigures  #: what runs did
-    hooks: HookStates  #: webhooks that are disabled, and watches that fire
+    pauses: dict[str, QueueState]  #: pauses of all queues that were ever paused
+    held: list[HeldRow]  #: held jobs by limit
+    limit_waits: dict[Labels, Sequence[Any]]  #: by limit: the columns of a histogram
+    ticking: list[TickingRow]  #: figures by schedule
+    running: RunFigures  #: figures of runs
+    hooks: HookStates  #: states of webhooks (disabled) and of watches (firing)
     totals: list[TotalsRow]
     recent: RecentTimes
-    demand: dict[str, Demand]  #: of the queues that are shown
+    demand: dict[str, Demand]  #: demand of the queues shown
     failures: list[FailureRow]
 
 
 def read_figures(store: Store, values_max: int, now: datetime) -> Figures:
-    """Read everything in one transaction; what happened lately is up to `now`.
+    """Read everything in one transaction; recent figures end at `now`.
 
     Raises: the errors of the projection's file.
     """
@@ -134,7 +134,7 @@ def _failure(row: Sequence[Any]) -> FailureRow:
 
 
 def _shown_queues(store: Store, counted: Sequence[str], values_max: int) -> tuple[str, ...]:
-    """Add queues of which nothing was counted yet, such as those of carried jobs: for gauges, which may change hands."""
+    """Add queues without counts yet, such as those of carried jobs: only for gauges, whose labels may change."""
     room = values_max - len(counted)
     if room <= 0:
         return tuple(counted)
@@ -145,7 +145,7 @@ def _shown_queues(store: Store, counted: Sequence[str], values_max: int) -> tupl
 def _other_tasks(
     sums: Mapping[str, _Values], tasks: Mapping[tuple[str, str], _Values]
 ) -> Iterator[tuple[tuple[str, str], _Values]]:
-    """Yield the rest of each shown queue without its shown tasks, and the rest of all without the shown queues."""
+    """Yield what remains of each shown queue without its shown tasks, and of the whole without the shown queues."""
     if _WHOLE not in sums:
         return
     rest = dict(sums)
@@ -163,7 +163,7 @@ def _other_tasks(
 def _other_failures(
     totals: Mapping[tuple[str, str], _Values], shown: Iterable[FailureRow]
 ) -> Iterator[FailureRow]:
-    """Yield, for each row of totals, its failures of types that are not shown."""
+    """Yield for each row of totals its failures of the types that are not shown."""
     rest = {key: [values[_FAILED], values[_DEAD]] for key, values in totals.items()}
     for row in shown:
         left = rest[row.queue, row.task]

@@ -1,4 +1,4 @@
-"""Rows of a projection, and what the server says, as metrics: one moment's truth, with a bounded number of series.
+"""Rows of a projection and facts of the server as metrics of one moment, with a bounded number of series.
 
 A limited number of queues, pairs of queue and task, and types of error have series of their own: the first ones in the
 ledger, so that a series never changes hands and a counter never goes back. The rest is summed up as `(other)`.
@@ -34,14 +34,14 @@ LABEL_VALUES_MAX: Final = 200
 
 
 class Labels:
-    """Which queues are shown under their own names."""
+    """The queues that are shown under their own names."""
 
     def __init__(self, shown: Iterable[str], values_max: int) -> None:
         self._values_max = values_max
         self._queues = set(shown)
 
     def admit(self, queues: Iterable[str]) -> None:
-        """Give queues that are not in the ledger yet what room is left: for gauges, which may change hands."""
+        """Add queues that are not in the ledger yet, while there is room: only for gauges, whose labels may change."""
         room = self._values_max - len(self._queues)
         self._queues |= set(sorted(set(queues) - self._queues)[: max(0, room)])
 
@@ -51,7 +51,7 @@ class Labels:
 
 
 def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
-    """Return what the projection tells; ages are as of `now`."""
+    """Return the metrics of a projection; ages are as of `now`."""
     yield value(names.TIMERS_PENDING, figures.timers_pending)
     aside = figures.set_aside
     accepted = {"no": aside.unacknowledged, "yes": aside.count - aside.unacknowledged}
@@ -85,7 +85,7 @@ def _queue_metrics(rows: Sequence[QueueRow], now: datetime) -> Iterator[Metric]:
 
 
 def _paused(figures: Figures, now: datetime) -> Metric:
-    """Return which queues are paused: 0 also for those that are not, and 1 for the others together if one of them is."""
+    """Return the pauses: 1 for a paused queue, 0 for another, 1 for all other queues together if one is paused."""
     found = dict.fromkeys((row.queue for row in figures.queues), 0)
     for queue, state in figures.pauses.items():
         label = queue if queue in figures.shown else OTHER
@@ -113,16 +113,16 @@ def _distribution(row: TotalsRow, column: str) -> Distribution:
 
 
 def place_metrics(position: Position) -> Iterator[Metric]:
-    """Return where the projection is."""
+    """Return the metrics of the projection's position."""
     yield value(names.POSITION, position.stream_sequence)
     yield value(names.BEGINS, position.begins_at)
     yield value(names.COUNTS_BEGIN, position.counts_begin_at)
 
 
 def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]:
-    """Return what the server tells of the ledger, beside a projection that has reached `position`.
+    """Return the server's metrics of the ledger, beside a projection that has reached `position`.
 
-    None for a projection that is ahead of the ledger's end and so has no lag: events that it counted are gone.
+    None for a projection ahead of the ledger's end, which has no lag: events that it counted are lost.
     """
     behind = None if position is None else max(0, facts.head_sequence - position)
     for measure, number in (
@@ -141,7 +141,7 @@ def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]
 
 
 def audit_metrics(facts: ServerFacts, now: datetime) -> Iterator[Metric]:
-    """Return how the ledger is audited and kept; what never happened has no sample."""
+    """Return the metrics of audits and of the keeper; an act that never happened has no sample."""
     audited, now = facts.audited or AuditState(), facts.now or now
     verified, keeper = audited.verified, facts.keeper
     looked_at = None if keeper is None else keeper.looked_at
@@ -163,9 +163,9 @@ def _since_s(at: datetime | None, now: datetime) -> float | None:
 
 
 def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:
-    """Return what the server tells of queues."""
+    """Return the server's metrics of queues."""
     labels.admit((*facts.queue_workers, *(lane.queue for lane in facts.lanes)))
-    # Zero also for a queue that nobody serves: an alert cannot see what is not there.
+    # Zero also for a queue without workers: an alert cannot notice a missing series.
     serving = Counter(
         {labels.queue(queue): 0 for queue in (*facts.queue_workers, *(lane.queue for lane in facts.lanes))}
     )
@@ -185,7 +185,7 @@ def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:
 
 
 def wanted_metrics(figures: Figures, facts: ServerFacts) -> Iterator[Metric]:
-    """Return how many workers the queues with series of their own need, as large as those that serve them."""
+    """Return how many workers the queues with series of their own need, for workers as large as their present ones."""
     samples: list[tuple[tuple[str], int]] = []
     for queue in figures.shown:
         count, slots = facts.queue_workers.get(queue, 0), facts.queue_slots.get(queue, 0)

@@ -332,7 +332,7 @@ HISTOGRAMS: Final = {
     ),
 }
 _QUANTILE: Final = (*_TASK, "quantile")
-#: Histogram of `totals` -> what quantiles of its last minutes are told as.
+#: Histogram of `totals` -> metric of the quantiles of its last minutes.
 QUANTILES: Final = {
     "wait": Measure(
         "jobledger_job_wait_recent_seconds",
@@ -369,7 +369,7 @@ FAILURES: Final = {
     ),
 }
 
-#: Everything that the exporter's `/metrics` has.
+#: All metrics of the exporter's `/metrics`.
 EXPORTER_METRICS: Final = (
     BUILD,
     UP,

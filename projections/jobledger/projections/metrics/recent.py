@@ -1,6 +1,6 @@
-"""Quantiles of what began and ended in the last minutes, by queue and task: within a twentieth of the exact ones.
+"""Quantiles of durations in the last minutes, by queue and task, within a twentieth of the exact ones.
 
-Whoever scrapes gets them as gauges, since the few bounds of Prometheus' histograms are far apart: 301 s may be 10 minutes.
+They are gauges, since the few bounds of Prometheus' histograms are far apart: 301 s may be shown as 10 minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_recent(store: Store, values_max: int, now: datetime) -> RecentTimes:
 
 
 def recent_metrics(recent: RecentTimes) -> Iterator[Metric]:
-    """Return a gauge for each histogram; what did not happen lately has no sample."""
+    """Return a gauge for each histogram; without recent durations it has no sample."""
     for place, measure in enumerate(names.QUANTILES.values()):
         samples = (
             ((*labels, str(share)), seconds)

@@ -1,4 +1,4 @@
-"""What the tables tell of runs, as metrics: a bounded number of queues and targets by name, in the order of the ledger."""
+"""Metrics of runs from the tables: a bounded number of queues and targets by name, in the order of the ledger."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _AWAITING: Final = "SELECT awaiting, count(*) FROM jobs WHERE awaiting IS NOT NU
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scrape shows of runs; counters, then a histogram, as the columns hold them."""
+    """The figures of runs for a scrape: values of the columns, counters first, then a histogram."""
 
     steps: dict[Labels, Sequence[Any]]  #: by queue and target
     steps_folded: int  #: pairs without a name of their own
     runs: dict[Labels, Sequence[Any]]  #: by queue
-    waiting: dict[str, int]  #: by what they wait for
+    waiting: dict[str, int]  #: number of waiting runs by reason
 
 
 def read_running(store: Store, values_max: int) -> RunFigures:
-    """Return at most `values_max` queues and targets by name, and the others added up."""
+    """Return at most `values_max` queues and targets by name, and the sum of the others."""
     steps, folded = shown(store.select(_STEPS), 2, values_max)
     runs, _ = shown(store.select(_RUNS), 1, values_max)
     waiting: dict[str, int] = dict.fromkeys(AWAITED, 0)
@@ -46,7 +46,7 @@ def read_running(store: Store, values_max: int) -> RunFigures:
 
 
 def running_metrics(running: RunFigures) -> Iterator[Metric]:
-    """Return what runs did, and what they wait for."""
+    """Return the metrics of steps, ends and waits of runs."""
     steps, runs, outcomes = running.steps, running.runs, len(STEP_OUTCOMES)
     yield values(
         names.STEPS,

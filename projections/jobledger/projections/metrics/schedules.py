@@ -1,4 +1,4 @@
-"""What the tables tell of schedules, as metrics: a bounded number by name, in the order in which they were first declared."""
+"""Metrics of schedules from the tables: a bounded number by name, in the order of their first declaration."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _OTHERS: Final = (
 
 
 class TickingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule, or several together."""
+    """A schedule, or the sum of several."""
 
     schedule: str  #: its name, or `(other)`
     ticks: int
-    runs: int  #: jobs that they made
+    runs: int  #: jobs that it made
     missed: int  #: ticks that were missed and not caught up
     skipped: int  #: ticks that made no job because the last one had not ended
-    due: str | None  #: when the next tick is due, ISO-8601 text in UTC; None where none is to come
-    paused: int  #: 1 where it, or one of them, is
+    due: str | None  #: time of the next tick, ISO-8601 text in UTC; None without one
+    paused: int  #: 1 if the schedule, or one of several, is paused
 
 
 def read_ticking(store: Store, values_max: int) -> tuple[list[TickingRow], int]:
-    """Return at most `values_max` schedules by name, the others added up, and how many these others are."""
+    """Return at most `values_max` schedules by name and the sum of the others, and the number of these others."""
     rows = store.select(_SHOWN, (values_max,))
     ((others, *summed),) = store.select(_OTHERS, (values_max,))
     if others:
@@ -47,7 +47,7 @@ def read_ticking(store: Store, values_max: int) -> tuple[list[TickingRow], int]:
 
 
 def ticking_metrics(rows: Sequence[TickingRow], now: datetime) -> Iterator[Metric]:
-    """Return what schedules did, and which are late as of `now`."""
+    """Return the metrics of schedules; `now`: for late ones."""
     yield values(names.TICKS, [((row.schedule,), row.ticks) for row in rows])
     yield values(names.TICKED_JOBS, [((row.schedule,), row.runs) for row in rows])
     yield values(names.TICKS_MISSED, [((row.schedule,), row.missed) for row in rows])
@@ -57,5 +57,5 @@ def ticking_metrics(rows: Sequence[TickingRow], now: datetime) -> Iterator[Metri
 
 
 def seconds_since(due: str | None, now: datetime) -> float:
-    """Return how many seconds ago a moment of the tables (ISO-8601 text) was; 0 without one and for one to come."""
+    """Return the age in seconds of a moment in the tables (ISO-8601 text); 0 without one, or for a future one."""
     return 0.0 if due is None else max(0.0, (now - datetime.fromisoformat(due)).total_seconds())

@@ -1,4 +1,4 @@
-"""Rows of sums as a scrape shows them: the first ones of the ledger by name, and the others as one."""
+"""Rows of sums for a scrape: the first ones of the ledger by name, the others as one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Labels = tuple[str, ...]
 def shown(
     rows: Sequence[Sequence[Any]], labels: int, values_max: int
 ) -> tuple[dict[Labels, Sequence[Any]], int]:
-    """Return at most `values_max` rows by their labels, the others added up; and how many these others are.
+    """Return at most `values_max` rows by their labels, and the sum of the others; also the number of these.
 
     `labels`: how many columns in front of each row are labels.
     """
@@ -34,17 +34,17 @@ def shown(
 
 
 def plus(one: Any, other: Any) -> Any:
-    """Add up what a column of two rows holds, which is a number or a spread."""
+    """Add the values of a column in two rows, which are numbers or spreads."""
     return one + other if isinstance(one, int) else merged_text(one, other)
 
 
 def minus(whole: Any, part: Any) -> Any:
-    """Take off what `plus` added."""
+    """Subtract a value that `plus` added."""
     return whole - part if isinstance(whole, int) else to_text(without(from_text(whole), from_text(part)))
 
 
 def distribution(columns: Sequence[Any]) -> Distribution:
-    """Return a histogram as its columns hold it."""
+    """Return the histogram in the columns of a row."""
     count, sum_us, text = columns
     spread = from_text(text)
     counts = cumulative({} if spread is None else spread.counts)

@@ -1,1 +1,1 @@
-"""What a projection can be asked: lists, counts and rankings, as frozen Structs ready for JSON."""
+"""Queries to a projection: lists, counts and rankings, as frozen Structs ready for JSON."""

@@ -1,6 +1,6 @@
 """A place in a list as text, which a caller passes for the next page: the place stays the same while rows are added.
 
-It holds the sort values and a hash of the question without times: a cursor of another question would skip rows.
+A cursor holds the sort values and a hash of the query without times, since a cursor of another query would skip rows.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _LENGTH_MAX: Final = 1_000
 
 
 def without_times(chosen: _Filter) -> _Filter:
-    """Return a filter without times, for cursors: `2 hours ago` is another time on every page and moves no row."""
+    """Return a filter without times, for cursors: `2 hours ago` is another time on every page, but moves no row."""
     return msgspec.structs.replace(chosen, since=None, until=None)
 
 
 def make_cursor(question: object, *place: str | int) -> str:
-    """Return the cursor of a row; `place`: what the list is ordered by, in that row. `question`: filters and order."""
+    """Return the cursor of a row; `place`: the row's values that order the list. `question`: filters and order."""
     body = msgspec.json.encode((_hash(question), *place))
     return base64.urlsafe_b64encode(body).decode().rstrip("=")
 
 
 def read_cursor(question: object, cursor: str, *kinds: type[str | int]) -> tuple[str | int, ...]:
-    """Return the place that a cursor holds, whose parts are of these types.
+    """Return the place in a cursor, whose parts have these types.
 
-    Raises: CursorMismatchError for the cursor of another question, and for what is none.
+    Raises: CursorMismatchError for the cursor of another query, and for text that is no cursor.
     """
     if len(cursor) <= _LENGTH_MAX:
         try:

@@ -2,7 +2,7 @@
 
     slots = (jobs in per s + jobs that wait / target) * seconds of an attempt
 
-A running attempt keeps its slot, and a paused queue needs none. Held and scheduled jobs need none: they are not
+A running attempt keeps its slot, and a paused queue needs none. Held and scheduled jobs need no slot: they are not
 counted as waiting.
 """
 
@@ -19,9 +19,9 @@ from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import bucket_values
 from jobledger.projections.tables.queues import read_pauses
 
-#: Default seconds within which the waiting jobs are to be taken.
+#: Default seconds within which workers have to take the waiting jobs.
 TARGET_S: Final = 30.0
-#: Attempts that a worker runs at once, unless it says otherwise.
+#: Attempts that a worker runs at once by default.
 CONCURRENCY: Final = 100
 #: The rate of arrivals is counted over this minute and the one before.
 _LATELY: Final = timedelta(minutes=1)
@@ -38,7 +38,7 @@ _EVER_RAN: Final = f"SELECT queue, run_count, run_us FROM sums WHERE {_OF_THESE}
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one queue asks of its workers at one moment."""
+    """The demand of one queue for workers at one moment."""
 
     waiting: int = 0  #: jobs that a worker could take
     running: int = 0
@@ -54,14 +54,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return max(wanted, float(self.running))
 
     def workers(self, *, concurrency: int, target_s: float = TARGET_S) -> int:
-        """Return how many workers have these slots: none where nothing waits, runs or came lately, else one at least."""
+        """Return how many workers have these slots: none without waiting, running or new jobs, else at least one."""
         if self.is_paused or not (self.waiting or self.running or self.enqueued_per_s):
             return 0
         return max(1, math.ceil(self.slots(target_s) / concurrency))
 
 
 def read_demand(store: Store, queues: Sequence[str], now: datetime) -> dict[str, Demand]:
-    """Return the demand of those of these queues that ever had a job; `now`: by the server's clock.
+    """Return the demand of each of these queues that ever had a job; `now`: by the server's clock.
 
     Raises: ProjectionError.
     """
@@ -90,5 +90,5 @@ def _since(now: datetime, before: timedelta) -> object:
 
 
 def _means(rows: list[tuple[str, int, int]]) -> dict[str, float]:
-    """Return the mean seconds of an attempt by queue, where any ended."""
+    """Return the mean seconds of an attempt, by queue in which any ended."""
     return {queue: total_us * _MICROSECOND / count for queue, count, total_us in rows if count}

@@ -1,7 +1,7 @@
-"""Jobs that fit a filter, page by page, and how many there are in each state.
+"""Jobs that match a filter, page by page, and their number in each state.
 
-Where an index serves the whole filter, answers are whole. Else rows are looked at one by one, the newest first (or the
-oldest), and at most `SearchLimits.rows_max` of them: then the answer says how far that went.
+If an index serves the whole filter, answers are complete. Otherwise rows are checked one by one, the newest first (or
+the oldest), at most `SearchLimits.rows_max` of them, and the answer says how far the search went.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobledger.projections.statistics.tally import QUEUE_COUNTS
 
 _SLICE_FIRST: Final = 500
 _SLICE_MAX: Final = 8_000
-#: A slice that took less is followed by a larger one, one that took more by a smaller one.
+#: After a slice that took less time than this the next one is larger, after a slower one smaller.
 _SLICE_SHORT_S: Final = 0.01
 _SLICE_LONG_S: Final = 0.03
 _MEMBERS_OF: Final = (
@@ -30,7 +30,7 @@ _MEMBERS_OF: Final = (
 _A_MEMBER: Final = f"SELECT 1 {_MEMBERS_OF} LIMIT 1"
 _MEMBERS: Final = f"SELECT count(*) FROM (SELECT 1 {_MEMBERS_OF} LIMIT ?)"  # noqa: S608 - our own words
 _MEMBERS_BY_STATE: Final = f"SELECT status, count(*) {_MEMBERS_OF}"
-#: How many children are counted at most, to take them off the counts of all jobs.
+#: The most children that are counted, to subtract them from the counts of all jobs.
 _MEMBERS_MAX: Final = 50_000
 _FIRST_ROWID: Final = -(1 << 63)
 _LAST_ROWID: Final = (1 << 63) - 1
@@ -40,11 +40,12 @@ _NONE: Final = dict.fromkeys((state.value for state in JobState), 0)
 
 
 class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one answer looks, so that none takes long however many jobs there are."""
+    """Limits of the search for one answer, so that none takes long, however many jobs there are."""
 
-    rows_max: int = 100_000  #: looked at one by one
-    entries_max: int = 2_000_000  #: of an index, counted without a look at their rows
-    #: No part is begun that would probably end after it: rows that are large, or lie apart on the disk, take longer.
+    rows_max: int = 100_000  #: rows that are checked one by one
+    entries_max: int = 2_000_000  #: entries of an index that are counted without reading their rows
+    #: Time limit: no slice is begun that would probably end after it. Large rows, or rows far apart on the disk, take
+    #: longer.
     seconds_max: float = 0.06
 
 
@@ -52,30 +53,30 @@ class FoundJobs(msgspec.Struct, frozen=True, kw_only=True):
     """One page of a list of jobs."""
 
     items: list[JobRow]
-    next: str | None  #: the cursor of the page behind; None: there is none
+    next: str | None  #: cursor of the next page, None without one
     #: Not None: the search ended at jobs of this time, before the page was full; `next` goes on from there. ISO-8601, UTC.
     searched_back_to: str | None
 
 
 class JobCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs fit a filter, whatever states it names."""
+    """The numbers of jobs that match a filter, without its condition on states."""
 
-    by_state: dict[str, int]  #: every state; 0 where none is in it
-    #: Not None: the counting ended at jobs of this time, older ones are not in it. ISO-8601, UTC.
+    by_state: dict[str, int]  #: every state, 0 included
+    #: Not None: the count ended at jobs of this time, and older jobs are not counted. ISO-8601, UTC.
     searched_back_to: str | None
 
 
 class _Ahead:
-    """A lane, and how far it was walked."""
+    """A lane, and the place up to which it was walked."""
 
     def __init__(self, lane: Lane, start: Place | None) -> None:
         self.lane = lane
-        self.at = start  #: None: at its beginning
+        self.at = start  #: place; None: at its beginning
         self.has_begun = self.is_done = False
 
 
 class _Search:
-    """A walk of several lanes, slice by slice: always the lane that is least far, so that all get equally far."""
+    """A walk along several lanes, slice by slice, always along the lane that is behind, so that all advance alike."""
 
     def __init__(self, walk: Walk, way: Way, limits: SearchLimits, *, entries_max: int) -> None:
         self._walk = walk
@@ -92,7 +93,7 @@ class _Search:
         return None if least is None else least.at
 
     def _least(self) -> _Ahead | None:
-        """Return the lane that was walked least far, of those that are not at their end."""
+        """Return the lane that is behind the others, among the lanes that are not at their end."""
         least: _Ahead | None = None
         for each in self._ahead:
             if not each.has_begun:
@@ -106,8 +107,8 @@ class _Search:
     def step(self) -> tuple[Lane, Place | None, Place | None] | None:
         """Walk one slice; return its lane, the place before it, and its last place, None for the lane's end.
 
-        Returns None when all is walked, or as much as the limits allow: at least one slice of each lane, so that whoever
-        goes on from the horizon comes further.
+        Returns None at the end of all lanes, or when the limits are reached: after at least one slice of each lane, so
+        that a search that goes on from the horizon makes progress.
         """
         each, now_s = self._least(), time.monotonic()
         took_s, self._stepped_s = now_s - self._stepped_s, now_s
@@ -121,9 +122,9 @@ class _Search:
         return each.lane, began, each.at
 
     def _adapt(self, took_s: float, left_s: float) -> None:
-        """Choose the size of the next slice by what the one before took: rows that lie apart take much longer.
+        """Choose the size of the next slice by the time of the last one: rows far apart take much longer.
 
-        A larger one is taken only where there is time left for it.
+        The size grows only if there is time left.
         """
         if took_s < _SLICE_SHORT_S and 2 * took_s <= left_s:
             self._slice = min(2 * self._slice, self._slice_max)
@@ -131,12 +132,12 @@ class _Search:
             self._slice = max(self._slice // 2, 1)
 
     def ends(self) -> list[tuple[Lane, Place | None]]:
-        """Return where each lane was walked to, None for its end."""
+        """Return the place up to which each lane was walked, None for its end."""
         return [(each.lane, each.at) for each in self._ahead]
 
 
 def resolved(select: Select, chosen: JobFilter) -> JobFilter:
-    """Return the filter with its `words` as the beginning of ids, if there are such ids among what may be seen."""
+    """Return the filter with its `words` as the beginning of ids, if the asker may see a job with such an id."""
     if chosen.words is None or chosen.id_prefix is not None:
         return chosen
     begun = JobFilter(
@@ -157,7 +158,7 @@ def find_jobs(
     order: Order = "newest",
     limits: SearchLimits,
 ) -> FoundJobs:
-    """Return a page of the jobs that fit; see `Store.job_page`."""
+    """Return a page of the jobs that match; see `Store.job_page`."""
     chosen = resolved(select, chosen)
     question = (without_times(chosen), order)
     after = None if cursor is None else _place(select, read_cursor(question, cursor, str, str, str), order)
@@ -176,9 +177,7 @@ def find_jobs(
         if len(places) > limit and horizon is not None and walk.is_before(places[-1], horizon):
             break
     horizon = search.horizon()
-    if (
-        horizon is not None
-    ):  # what lies beyond belongs to a later page: other lanes may have something before it
+    if horizon is not None:  # jobs beyond it belong to a later page, as other lanes may have jobs before them
         places = [each for each in places if walk.is_before(each, horizon)]
     return _page(select, places, limit, question, horizon)
 
@@ -192,7 +191,7 @@ def _page(
 ) -> FoundJobs:
     """Return the rows at some places; one place more than `limit` means: another page follows.
 
-    `horizon`: where the search ended early; None: all that follows was looked at.
+    `horizon`: place where the search ended early; None: everything was searched.
     """
     rows = _rows(select, places[:limit])
     is_full = len(rows) == limit
@@ -200,7 +199,8 @@ def _page(
     if len(places) > limit:
         following = cursor_at(rows[-1], *question)
     elif horizon is not None:
-        # The cursor has a number among the jobs of a microsecond, no id: perhaps the asker must not see that job.
+        # The cursor holds a number among the jobs of one microsecond, not an id, since the asker might not see that
+        # job.
         ((number,),) = select("SELECT count(*) FROM jobs WHERE created_at = ? AND rowid <= ?", horizon)
         following = make_cursor(question, horizon[0], _UNNAMED, str(number))
     return FoundJobs(
@@ -209,7 +209,7 @@ def _page(
 
 
 def cursor_at(row: JobRow, chosen: JobFilter, order: Order = "newest") -> str:
-    """Return the cursor of what follows a job in a list."""
+    """Return the cursor of the jobs that follow a job in a list."""
     return make_cursor((without_times(chosen), order), row.created_at, row.queue, row.id)
 
 
@@ -221,7 +221,7 @@ def _rows(select: Select, places: Sequence[Place]) -> list[JobRow]:
 
 
 def _place(select: Select, place: tuple[str | int, ...], order: Order) -> Place:
-    """Return where a cursor is in this file: behind its job, or before all of its microsecond where that is gone."""
+    """Return the place of a cursor in this file: behind its job, or before all of its microsecond if that is gone."""
     created_at, queue, name = map(str, place)
     sql = "id = ? AND queue = ? AND created_at = ?"
     values: tuple[object, ...] = (name, queue, created_at)
@@ -234,14 +234,14 @@ def _place(select: Select, place: tuple[str | int, ...], order: Order) -> Place:
 
 
 def _without_members(select: Select, chosen: JobFilter) -> JobFilter:
-    """Return the filter without its term on children of runs if there are no children: no index serves it."""
+    """Return the filter without its term on children of runs, which no index serves, if there are no children."""
     if chosen.members or select(_A_MEMBER, ()):
         return chosen
     return msgspec.structs.replace(chosen, members=True)
 
 
 def count_jobs(select: Select, chosen: JobFilter, *, limits: SearchLimits) -> JobCounts:
-    """Return how many jobs fit, by state; see `Store.job_counts`."""
+    """Return how many jobs match, by state; see `Store.job_counts`."""
     chosen = _without_members(select, msgspec.structs.replace(resolved(select, chosen), states=()))
     kept = _kept_counts(select, chosen)
     if kept is not None:
@@ -263,7 +263,7 @@ def _count(walk: Walk, way: Way, limits: SearchLimits, *, entries_max: int) -> J
         lane, began, edge = step
         _add(counts, walk.counts(lane, way.left, after=began, to=edge), 1)
     horizon = search.horizon()
-    if horizon is not None:  # some lanes went a slice further than others
+    if horizon is not None:  # some lanes are a slice ahead of others
         for lane, end in search.ends():
             _add(counts, walk.counts(lane, way.left, after=horizon, to=end), -1)
     return JobCounts(by_state=counts, searched_back_to=None if horizon is None else horizon[0])
@@ -275,7 +275,7 @@ def _add(counts: dict[str, int], more: Mapping[str, int], sign: int) -> None:
 
 
 def _kept_counts(select: Select, chosen: JobFilter) -> dict[str, int] | None:
-    """Return the counts that the projector keeps, less those of children; None where the filter asks for more than these."""
+    """Return the counts that the projector keeps, minus those of children; None if they do not answer the filter."""
     if {each.field for each in chosen.terms()} - {"queue", "visible_queues", "members", "fleet"}:
         return None
     of_queue = [each for each in chosen.terms() if each.field != "members"]

@@ -1,4 +1,4 @@
-"""Walks along the indexes of `jobs` in the order of creation: which indexes serve a filter, and what is left to check.
+"""Walks along the indexes of `jobs` in the order of creation: which indexes serve a filter, which conditions remain.
 
 An order is (created_at, rowid): jobs that were made at one microsecond are in the order of the ledger.
 """
@@ -20,11 +20,11 @@ Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 #: A query looks up at most this many jobs one by one, for conditions whose index is not in the order of time.
 NAMED_MAX: Final = 10_000
-#: Entries counted at most to find the index with the fewest.
+#: The most entries that are counted to find the index with the fewest.
 _ESTIMATED_MAX: Final = 10_000
 _AN_INNER: Final = f"SELECT 1 FROM queues WHERE queue IN ({', '.join('?' * len(INNER_QUEUES))}) LIMIT 1"  # noqa: S608
 _STATES: Final = tuple(state.value for state in JobState)
-#: Conditions that an index serves with the order by time: (fields, index, whether its entries are by state, too).
+#: Indexes that serve conditions in the order of time: (fields, index, whether its entries are also ordered by state).
 _INDEXES: Final[tuple[tuple[tuple[str, ...], str, bool], ...]] = (
     (("correlation",), "jobs_by_correlation_created_at", False),
     (("tenant",), "jobs_by_tenant_created_at", False),
@@ -39,17 +39,17 @@ _INDEXES: Final[tuple[tuple[tuple[str, ...], str, bool], ...]] = (
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """One walk: the jobs that its terms choose, in order."""
 
-    source: str  #: of the statement: the table and its index
-    terms: tuple[Term, ...]  #: which the index serves
-    state: str | None = None  #: that all of them are in; None: various
+    source: str  #: source of the statement: the table and its index
+    terms: tuple[Term, ...]  #: conditions that the index serves
+    state: str | None = None  #: state of all its jobs; None: various
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """Lanes that together hold every job that fits, and the conditions that are still to be checked in each row."""
+    """Lanes that together hold every matching job, and the conditions that remain to check in each row."""
 
     lanes: tuple[Lane, ...]
-    left: tuple[Term, ...]  #: conditions that no index of theirs serves
-    is_named: bool = False  #: few jobs, looked up one by one: reading a part of them reads all
+    left: tuple[Term, ...]  #: conditions that the index of the lanes does not serve
+    is_named: bool = False  #: few jobs, looked up one by one, so that any part costs as much as all
 
 
 class Walk:
@@ -66,13 +66,13 @@ class Walk:
     def places(
         self, lane: Lane, left: Sequence[Term], limit: int, *, after: Place | None, to: Place | None = None
     ) -> list[Place]:
-        """Return at most `limit` places of rows that fit, after `after` and up to `to`."""
+        """Return at most `limit` places of matching rows, after `after` and up to `to`."""
         where, values = self._where(lane, left, after, to)
         sql = f"SELECT created_at, rowid FROM {lane.source} WHERE {where} {self._tail}"  # noqa: S608 - our own words
         return [(row[0], row[1]) for row in self._select(sql, (*values, limit))]
 
     def edge(self, lane: Lane, count: int, *, after: Place | None) -> Place | None:
-        """Return the place that is `count` entries behind `after`; None where there are fewer."""
+        """Return the place `count` entries behind `after`; None if there are fewer."""
         where, values = self._where(lane, (), after, None)
         sql = f"SELECT created_at, rowid FROM {lane.source} WHERE {where} {self._tail} OFFSET ?"  # noqa: S608
         found = self._select(sql, (*values, 1, count - 1))
@@ -81,16 +81,16 @@ class Walk:
     def counts(
         self, lane: Lane, left: Sequence[Term], *, after: Place | None, to: Place | None
     ) -> dict[str, int]:
-        """Return how many rows fit behind `after` and not behind `to`, by state."""
+        """Return how many rows match, by state, behind `after` and up to `to`."""
         where, values = self._where(lane, left, after, to)
-        if lane.state is not None:  # nothing of the row is looked at where the index serves all
+        if lane.state is not None:  # if the index serves all conditions, no row is read
             ((count,),) = self._select(f"SELECT count(*) FROM {lane.source} WHERE {where}", values)  # noqa: S608
             return {lane.state: count}
         sql = f"SELECT status, count(*) FROM {lane.source} WHERE {where} GROUP BY status"  # noqa: S608
         return dict(self._select(sql, values))
 
     def size(self, lane: Lane, limit: int) -> int:
-        """Return how many entries a lane has, `limit` where it has more."""
+        """Return how many entries a lane has, at most `limit`."""
         where, values = self._where(lane, (), self.after, None)
         ((count,),) = self._select(
             f"SELECT count(*) FROM (SELECT 1 FROM {lane.source} WHERE {where} LIMIT ?)",  # noqa: S608
@@ -103,7 +103,7 @@ class Walk:
         return sorted(places, reverse=self.order == "newest")[:limit]
 
     def is_before(self, one: Place, other: Place) -> bool:
-        """Return whether the walk comes to `one` first, or both are the same."""
+        """Return whether the walk reaches `one` first, or both are the same."""
         return one >= other if self.order == "newest" else one <= other
 
     def _where(
@@ -118,7 +118,7 @@ class Walk:
 
 
 def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool) -> Way:
-    """Return the lanes that read the fewest rows; `by_state`: their jobs are to be counted by state."""
+    """Return the lanes that read the fewest rows; `by_state`: the jobs will be counted by state."""
     terms = _needed(select, chosen.terms())
     named = _named(select, chosen)
     if named is not None:
@@ -136,7 +136,7 @@ def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool)
 
 
 def _needed(select: Select, terms: Sequence[Term]) -> list[Term]:
-    """Return the conditions, without the one on the ledger's own queues if those are empty: no index serves it."""
+    """Return the conditions; if the ledger's own queues are empty, without the one on these, which no index serves."""
     return [each for each in terms if each.field != "fleet" or select(_AN_INNER, each.values)]
 
 
@@ -149,12 +149,12 @@ def _way(
     split: bool,
     by_state: bool,
 ) -> Way | None:
-    """Return the lanes of one index; None where it serves nothing of the filter."""
+    """Return the lanes of one index; None if it serves no condition of the filter."""
     if not {each.field for each in terms}.issuperset(served):
         return None
     by_index = {*served, "created_at", *(("states",) if split else ())}
     left = tuple(each for each in terms if each.field not in by_index)
-    # Every state is a lane of its own where that is the only way, or where their entries are to be counted alone.
+    # Each state is a lane of its own if only that serves the filter, or if its entries alone are counted.
     if split and not (chosen.states or served or (by_state and not left)):
         return None
     own = tuple(each for each in terms if each.field in by_index and each.field != "states")
@@ -169,7 +169,7 @@ def _way(
 
 
 def _named(select: Select, chosen: JobFilter) -> Lane | None:
-    """Return the few jobs that an id prefix, a trace, a run, a cause or a wait names; None where none does, or many."""
+    """Return the few jobs that an id prefix, a trace, a run, a cause or a wait names; None without one, or for many."""
     questions: list[tuple[str, tuple[object, ...]]] = []
     if chosen.trace_id is not None:
         trace = "SELECT rowid FROM jobs WHERE trace_id = ? AND trace_id <> '' LIMIT ?"

@@ -1,4 +1,4 @@
-"""Dead letters one by one and by cause, and what people did: page by page, each with the cursor of the next."""
+"""Dead letters one by one and by cause, and acts of people: page by page, each with the cursor of the next."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _TOGETHER: Final = timedelta(seconds=10)
 
 
 class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of dead letters, by the time they became one."""
+    """One page of dead letters, by the time of death."""
 
     items: list[DeadLetterRow]
-    next: str | None  #: the cursor of the page behind; None: there is none
+    next: str | None  #: cursor of the next page, None without one
 
 
 class FoundGroups(msgspec.Struct, frozen=True, kw_only=True):
     """One page of dead letters by cause, the most frequent first."""
 
     items: list[DeadLetterGroup]
-    next: str | None  #: the cursor of the page behind; None: there is none
+    next: str | None  #: cursor of the next page, None without one
 
 
 class FoundActs(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of what people did, the newest first."""
+    """One page of acts of people, the newest first."""
 
     items: list[ActRow]
-    next: str | None  #: the cursor of the page behind; None: there is none
+    next: str | None  #: cursor of the next page, None without one
 
 
 def find_letters(
@@ -76,7 +76,7 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
     if cursor is not None:
         count, fingerprint = read_cursor(question, cursor, int, str)
         having, after = "n < ? OR (n = ? AND fingerprint > ?)", (count, count, fingerprint)
-    # Counted without the rows, which hold tracebacks; then the newest row of each group is read.
+    # Count without the rows, which hold tracebacks; then read the newest row of each group.
     counted = (
         "SELECT fingerprint, count(*) AS n, min(dead_at) AS oldest, max(dead_at) AS newest FROM dead_letters "  # noqa: S608
         f"WHERE {where} GROUP BY fingerprint HAVING {having} ORDER BY n DESC, fingerprint LIMIT ?"
@@ -93,7 +93,7 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
 
 
 class _ActGroup:
-    """The acts of one person with one reason that follow each other within seconds, each to another job."""
+    """The acts of one person with one reason within seconds of each other, each on another job."""
 
     def __init__(self, newest: ActRow) -> None:
         self._newest = newest
@@ -102,7 +102,7 @@ class _ActGroup:
         self._tasks = {newest.task}
 
     def takes(self, act: ActRow) -> bool:
-        """Add an act, older than those before it, if it belongs to the group; return whether it does."""
+        """Add an act, older than the ones before, if it belongs to the group; return whether it does."""
         job, at = (act.queue, act.job), datetime.fromisoformat(act.at)
         if not act.job or job in self._jobs or self.is_over(at):
             return False
@@ -116,7 +116,7 @@ class _ActGroup:
         return self._last_at - at > _TOGETHER
 
     def made(self, end: datetime | None) -> ActGroup:
-        """Return the group; `end`: the time of the newest act that was not looked at."""
+        """Return the group; `end`: time of the newest act that was not read."""
         queues = {queue for queue, _ in self._jobs}
         return ActGroup(
             newest=self._newest,
@@ -130,7 +130,7 @@ class _ActGroup:
 def group_acts(select: Select, chosen: ActFilter, *, limit: int, together: bool, acts_max: int) -> ActGroups:
     """Return at most `limit` groups of acts, of the newest `acts_max` acts; see `Store.act_groups`."""
     groups: list[_ActGroup] = []
-    open_ones: dict[tuple[str, ...], _ActGroup] = {}  # two people may do something to many jobs at one time
+    open_ones: dict[tuple[str, ...], _ActGroup] = {}  # two people may act on many jobs at the same time
     count, end = 0, None
     for number, act in enumerate(_newest_acts(select, chosen, limit)):
         at = datetime.fromisoformat(act.at)
@@ -154,7 +154,7 @@ def group_acts(select: Select, chosen: ActFilter, *, limit: int, together: bool,
 
 
 def _newest_acts(select: Select, chosen: ActFilter, portion: int) -> Iterator[ActRow]:
-    """Yield every act that fits, the newest first, read in portions as they are asked for."""
+    """Yield every matching act, the newest first; they are read in portions as needed."""
     cursor: str | None = None
     while True:
         page = find_acts(select, chosen, cursor=cursor, limit=portion)

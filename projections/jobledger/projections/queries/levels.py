@@ -1,4 +1,4 @@
-"""What queues held at past moments, to the minute or to the hour, without folding a past state."""
+"""Jobs of queues by state at past moments, to the minute or to the hour, without folding a past state."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ _BETWEEN: Final = (
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs were in each state from a moment on, until the next one tells otherwise."""
+    """The number of jobs in each state from a moment on, until the next level."""
 
-    at: str  #: by the server's clock, ISO-8601 text in UTC
-    counts: dict[str, int]  #: by state, every one
+    at: str  #: moment by the server's clock, ISO-8601 text in UTC
+    counts: dict[str, int]  #: by state; has every state
 
 
 class LevelsAt(msgspec.Struct, frozen=True, kw_only=True):
-    """What each queue held at a moment."""
+    """The jobs of each queue by state at a moment."""
 
-    at: str  #: the moment: a full minute, or of older ones a full hour, at or before the one that was asked for
+    at: str  #: a full minute, or long ago a full hour, at or before the requested moment
     queues: dict[str, dict[str, int]]  #: by queue and state; without queues that had no job yet
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of `levels` tell of, in minutes since 1970."""
+    """The time that the rows of `levels` cover, in minutes since 1970."""
 
-    since: int  #: the first minute whose end is known
-    open: int  #: the minute that is not over
+    since: int  #: first minute whose end is known
+    open: int  #: minute that is not over
 
     @property
     def fine_since(self) -> int:
-        """The first minute that is kept by itself: before it only each hour's last one is."""
+        """The first minute that is kept by itself; before it only the last minute of each hour is kept."""
         return (self.open // DAY_MIN - MINUTES_DAYS) * DAY_MIN
 
     def end_before(self, at: datetime) -> int:
-        """Return the newest minute that was over at a moment and is kept by itself."""
+        """Return the newest minute, among those kept by themselves, that was over at a moment."""
         minute = microseconds(at) // MINUTE_US - 1
         return minute if minute >= self.fine_since else (minute + 1) // HOUR_MIN * HOUR_MIN - 1
 
 
 def levels_at(select: Select, at: datetime) -> LevelsAt | None:
-    """Return what queues held at a moment; see `Store.levels_at`."""
+    """Return the jobs of queues by state at a moment; see `Store.levels_at`."""
     span = _span(select)
     if span is None or (minute := span.end_before(at)) < span.since:
         return None
-    if minute >= span.open:  # nothing happened since
+    if minute >= span.open:  # nothing changed since
         found = _now(select)
     else:
         names = [row[0] for row in select(_QUEUES, ())]
@@ -68,7 +68,7 @@ def levels_at(select: Select, at: datetime) -> LevelsAt | None:
 
 
 def levels(select: Select, since: datetime, until: datetime, queue: str | None) -> list[Level]:
-    """Return how the counts of a queue, or of all, changed; see `Store.levels`."""
+    """Return the changes of the counts of a queue, or of all; see `Store.levels`."""
     found = levels_by_minute(select, since, until, queue)
     return [Level(at=_end(minute), counts=_by_state(counts)) for minute, counts in found]
 
@@ -86,7 +86,7 @@ def levels_by_minute(
         begun = select(_AT, (name, first))
         found.append((first, begun[0] if begun else NOTHING))
         found += [(row[0], row[1:]) for row in select(_BETWEEN, (name, first, last))]
-    if last >= span.open:  # what holds now is what its end will tell
+    if last >= span.open:  # the present counts stand for the end of the open minute
         now = _now(select)
         counts = (
             tuple(map(sum, zip(*now.values(), strict=True))) if queue is None else now.get(queue, NOTHING)

@@ -1,4 +1,4 @@
-"""The rows of a projection as they are read: frozen Structs ready for JSON, and how they come of columns."""
+"""The rows of a projection as frozen Structs ready for JSON, and their making from columns."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ class JobRow(JobHead, frozen=True, kw_only=True):
 
     input: msgspec.Raw | None
     result: msgspec.Raw | None
-    error: str | None  #: message of the newest failure or of the dead letter
+    error: str | None  #: message of the newest failure, or of the dead letter
     error_type: str | None
     created_at: str
     updated_at: str
     due_at: str | None  #: when a waiting job moves on by itself
-    started_at: str | None  #: of the first attempt
+    started_at: str | None  #: start of the first attempt
     completed_at: str | None  #: when the present final state was entered
     attempt_count: int
     max_attempts: int
-    retry_count: int  #: attempts after the first, without those given back
+    retry_count: int  #: attempts after the first, without attempts that were given back
     max_retries: int
     dead_reason: str | None
     cancel_requested: bool
-    worker: str | None  #: of the running attempt
+    worker: str | None  #: worker of the running attempt
     progress_done: float | None
     progress_total: float | None
     progress_note: str | None
     timeout_s: float | None
     batch: str
     tick: str
-    created_by: str  #: who asked for it; "": that is not known
+    created_by: str  #: principal who enqueued it; "": not known
     trace_id: str
     last_sequence: int
-    parent_queue: Annotated[str | None, PARENT]  #: of the child of a run; None: it is nobody's child
+    parent_queue: Annotated[str | None, PARENT]  #: queue of the run whose child it is; None: it is no child
     parent_id: Annotated[str | None, PARENT]
-    parent_step: Annotated[str | None, PARENT]  #: key of the step that asked for it
+    parent_step: Annotated[str | None, PARENT]  #: key of the step that began it
     parent_item: int | None
-    version: str | None  #: of the workflow's code that a run is bound to
-    awaiting: str | None  #: what a run waits for
+    version: str | None  #: version of the workflow's code that a run is bound to
+    awaiting: str | None  #: reason of a run's wait
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str | None
     started_at: str
     finished_at: str | None
-    duration_ms: float | None  #: by the clocks of those who appended both ends; None while running
+    duration_ms: float | None  #: by the clocks that timed its two ends; None while running
     worker: str
     epoch: int
 
@@ -77,8 +77,8 @@ class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str | None
     error: str | None
     traceback: str | None
-    fingerprint: str  #: equal for what is most likely one cause
-    pattern: str  #: the message without what differs from job to job
+    fingerprint: str  #: equal for dead letters that most likely have one cause
+    pattern: str  #: message without the parts that differ from job to job
     attempts: int
     dead_at: str
     last_sequence: int
@@ -95,13 +95,13 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     queue: str
     job_id: str
-    pattern: str  #: the message without what differs from job to job
+    pattern: str  #: message without the parts that differ from job to job
     newest: str
     oldest: str
 
 
 class ChosenJob(NamedTuple):
-    """One job in a list of those that an act is about."""
+    """One job in the list of an act's jobs."""
 
     queue: str
     job_id: str

@@ -1,4 +1,4 @@
-"""A question of a person's own in SQL, over the tables and views of a projection: it reads, and does nothing else."""
+"""A person's own query in SQL over the tables and views of a projection, which can only read."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.projections import files
 
 _BUSY_S: Final = 5.0
-#: SQLite asks whether the time is up each time it has made this many steps: a millisecond or so.
+#: SQLite checks the time limit after this many steps, about every millisecond.
 _STEPS: Final = 50_000
 _ALLOWED: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 )
-#: Functions that reach beyond the rows.
+#: Functions of SQL that can reach beyond the rows.
 _REFUSED: Final = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 
 
 class SqlAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a question found."""
+    """The answer to a query."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
-    has_more: bool  #: there are more rows than were asked for
+    has_more: bool  #: True if there are more rows than the limit
 
 
 def ask(path: Path, query: str, values: Mapping[str, Any], *, rows_max: int, limit_s: float) -> SqlAnswer:
-    """Return the rows of one SELECT (or WITH) over a projection; blocks, `limit_s` seconds at the most.
+    """Return the rows of one SELECT (or WITH) over a projection; blocks for at most `limit_s` seconds.
 
-    `values`: what `:name` stands for in it.
+    `values`: value for each `:name` in the statement.
 
     Raises: InvalidInputError for SQL that cannot be run, with SQLite's reason, or that takes too long;
         ProjectionFileError and the other errors of the file.

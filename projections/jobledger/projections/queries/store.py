@@ -1,6 +1,6 @@
 """`Store`: a projection open for reading.
 
-Every answer is read in one statement or transaction, so it is one moment's truth. Which moment, `position` tells.
+Every answer is read in one statement or transaction, so it is of one moment, which `position` returns.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from jobledger.projections.statistics.tally import QUEUE_COUNTS
 from jobledger.projections.tables import job_values
 from jobledger.projections.tables.acts import ActFilter, ActGroups, ActRow
 
-#: Matches that `find` returns at most: enough to say that a prefix is ambiguous.
+#: The most matches that `find` returns: enough to show that a prefix is ambiguous.
 FIND_MATCHES_MAX = 20
 #: Pauses between two looks at a file that another process may be writing.
 _LOOK_AGAIN_FIRST_S = 0.002
@@ -85,7 +85,7 @@ _LIMITS: Final = SearchLimits()
 class Store:
     """A projection open for reading; use it as a context manager.
 
-    It sees the file that was there at `open`: after a rebuild it goes on with the old one until `renew`.
+    It reads the file that existed at `open`; after a rebuild it goes on with the old file until `renew`.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Store:
         Raises: ProjectionMissingError and the other errors of the file, each naming what to run.
         """
         path = Path(path)
-        identity = files.identity(path)  # before opening: `renew` must notice a file that replaces it now
+        identity = files.identity(path)  # before opening: `renew` must notice a replacement now
         return cls(files.open_reader(path, busy_timeout_s=busy_timeout_s), path, busy_timeout_s, identity)
 
     def close(self) -> None:
@@ -148,10 +148,10 @@ class Store:
         order: Order = "newest",
         limits: SearchLimits = _LIMITS,
     ) -> FoundJobs:
-        """Return at most `limit` jobs that fit, by creation; with the `cursor` of a page those that follow it.
+        """Return at most `limit` matching jobs, by creation; with the `cursor` of a page, the jobs that follow it.
 
-        Pages follow each other without gap or repeat while jobs come and change: a job keeps its place. Where no index
-        serves the whole filter, one answer reads no more rows than `limits` allow, and returns how far it read.
+        Pages neither miss nor repeat a job while jobs come and change, since a job keeps its place. If no index serves
+        the whole filter, one answer reads no more rows than `limits` allow, and returns how far it read.
 
         Raises: CursorMismatchError for a cursor of another filter or order.
         """
@@ -160,7 +160,7 @@ class Store:
             return find_jobs(self._query, chosen, cursor=cursor, limit=limit, order=order, limits=limits)
 
     def job_counts(self, chosen: JobFilter, *, limits: SearchLimits = _LIMITS) -> JobCounts:
-        """Return how many jobs fit, by state; the states that the filter names are left out of it, so that each is counted.
+        """Return how many jobs match, by state; the filter's own states are ignored, so that each state is counted.
 
         The projector keeps the counts of all jobs and of each queue. Other filters read no more than `limits` allow.
         """
@@ -172,7 +172,7 @@ class Store:
         return resolved(self._query, chosen)
 
     def chosen_jobs(self, chosen: JobFilter, limit: int | None = None) -> list[ChosenJob]:
-        """Return the jobs that fit, the oldest first; all of them without a limit."""
+        """Return the matching jobs, the oldest first; all of them without a limit."""
         where, values = self.resolved(chosen).where()
         sql = f"SELECT queue, id, task, status FROM jobs WHERE {where} ORDER BY created_at, rowid LIMIT ?"  # noqa: S608
         return [ChosenJob(*row) for row in self._query(sql, (*values, -1 if limit is None else limit))]
@@ -201,8 +201,8 @@ class Store:
     def find(self, prefix: str, *, queue: str | None = None) -> list[JobRef]:
         """Return up to FIND_MATCHES_MAX jobs whose id begins with `prefix`, in the order of their ids.
 
-        An exact match is the only answer, though longer ids begin with it too; in several queues it is several. Children of
-        a run that matches are left out: their ids begin with the run's.
+        If the prefix is a whole id, only jobs of that id are returned (one in each queue that has it), not longer ids.
+        Children of a matching run are left out, since their ids begin with the run's.
         """
         beyond = f"{prefix}~"  # every character an id can have is below the tilde
         sql = (
@@ -221,7 +221,7 @@ class Store:
         chosen: DeadLetterFilter | None = None,
         **conditions: Any,
     ) -> list[DeadLetterRow]:
-        """Return at most `limit` dead letters by the time they became one, those that fit every condition.
+        """Return at most `limit` dead letters that match every condition, by the time of death.
 
         The conditions are those of `DeadLetterFilter`, given as one or by name.
         """
@@ -235,7 +235,7 @@ class Store:
         limit: int = 50,
         order: Order = "newest",
     ) -> FoundDeadLetters:
-        """Return at most `limit` dead letters that fit; with the `cursor` of a page those that follow it.
+        """Return at most `limit` matching dead letters; with the `cursor` of a page, those that follow it.
 
         Raises: CursorMismatchError for a cursor of another filter or order.
         """
@@ -243,7 +243,7 @@ class Store:
         return find_letters(self._query, chosen, cursor=cursor, limit=limit, order=order)
 
     def dead_letter_count(self, chosen: DeadLetterFilter) -> int:
-        """Return how many dead letters fit."""
+        """Return how many dead letters match."""
         where, values = chosen.where()
         return int(self._query(f"SELECT count(*) FROM dead_letters WHERE {where}", values)[0][0])  # noqa: S608
 
@@ -264,11 +264,11 @@ class Store:
         return find_groups(self._query, chosen, cursor=cursor, limit=limit)
 
     def acts(self, limit: int = 50, *, chosen: ActFilter | None = None) -> list[ActRow]:
-        """Return at most `limit` acts of people that fit, the newest first."""
+        """Return at most `limit` matching acts of people, the newest first."""
         return self.act_page(chosen or ActFilter(), limit=limit).items
 
     def act_page(self, chosen: ActFilter, *, cursor: str | None = None, limit: int = 50) -> FoundActs:
-        """Return at most `limit` acts of people that fit, the newest first; with a `cursor` those that follow.
+        """Return at most `limit` matching acts of people, the newest first; with a `cursor` those that follow.
 
         Raises: CursorMismatchError for a cursor of another filter.
         """
@@ -278,16 +278,16 @@ class Store:
     def act_groups(
         self, limit: int = 50, *, chosen: ActFilter, together: bool = True, acts_max: int = 10_000
     ) -> ActGroups:
-        """Return at most `limit` of the newest acts that fit; acts done together on many jobs are one.
+        """Return at most `limit` of the newest matching acts; acts done together on many jobs count as one.
 
-        That is what one person did with one reason within seconds of each other, each to another job. At most the
-        newest `acts_max` acts are looked at. Without `together` each act is one.
+        These are acts of one person with one reason within seconds of each other, each on another job. Only the newest
+        `acts_max` acts are read. Without `together` each act counts by itself.
         """
         _check_limit(limit)
         return group_acts(self._query, chosen, limit=limit, together=together, acts_max=acts_max)
 
     def act_count(self, chosen: ActFilter) -> int:
-        """Return how many acts fit."""
+        """Return how many acts match."""
         where, values = chosen.where()
         return int(self._query(f"SELECT count(*) FROM acts WHERE {where}", values)[0][0])  # noqa: S608
 
@@ -304,15 +304,15 @@ class Store:
     def levels(self, since: datetime, until: datetime, *, queue: str | None = None) -> list[Level]:
         """Return how many jobs were in each state from `since` to `until`, of a queue or of all together.
 
-        The first is what held at `since`; each later one tells a minute at whose end it was otherwise. Of minutes that
-        are more than two to three days older than the newest event, only each hour's last one is kept, for 90 days or
-        as long as there is room: the list begins where that begins.
+        The first level is the one at `since`; each later one is of a minute at whose end the counts had changed. For
+        minutes more than two to three days older than the newest event, only the last minute of each hour is kept, for
+        90 days or while there is room: the list begins with the oldest that is kept.
         """
         with self.one_moment():
             return read_levels(self._query, since, until, queue)
 
     def levels_at(self, at: datetime) -> LevelsAt | None:
-        """Return what each queue held at a past moment, to the minute or (see `levels`) the hour; None: not known any more.
+        """Return jobs by queue and state at a past moment, to the minute or (see `levels`) the hour; None: not kept.
 
         The server's clock counts. For exact lists of that moment, see `as_of`.
         """
@@ -320,7 +320,7 @@ class Store:
             return levels_at(self._query, at)
 
     def totals(self, *, queue: str | None = None, task: str | None = None) -> list[TotalsRow]:
-        """Return what happened since the projection's `begins_at`, by queue and task."""
+        """Return the counts since the projection's `begins_at`, by queue and task."""
         return [totals_row(row) for row in self._query(TOTALS_SQL, (queue, queue, task, task))]
 
     def buckets(
@@ -334,11 +334,11 @@ class Store:
         limit: int = 100_000,
         terms: Sequence[Term] = (),
     ) -> list[BucketRow]:
-        """Return what happened in each span of `step_s` seconds (whole minutes), the oldest first, by queue and task.
+        """Return the counts of each span of `step_s` seconds (whole minutes), the oldest first, by queue and task.
 
-        Begins with the span that `since` lies in and ends before `until`, by the server's time; spans without events
-        are left out. At most `limit` rows: go on from the last one's time where there are as many. `terms`: conditions
-        on `queue` and `task`.
+        Begins with the span that contains `since`, and ends before `until`, by the server's time; spans without events
+        are left out. Returns at most `limit` rows; if there are as many, go on from the last row's time. `terms`:
+        conditions on `queue` and `task`.
         """
         _check_limit(limit)
         where, given = joined(terms)
@@ -353,7 +353,7 @@ class Store:
         return [struct(FailureRow, row) for row in found]
 
     def workers(self, limit: int = 1_000) -> list[WorkerRow]:
-        """Return the workers that ever appended something, the one that did so last first."""
+        """Return the workers that ever appended an event, the most recent one first."""
         _check_limit(limit)
         return [struct(WorkerRow, row) for row in self._query(WORKERS_SQL, (limit,))]
 
@@ -370,7 +370,7 @@ class Store:
 
     @contextlib.contextmanager
     def one_moment(self) -> Generator[None, None, None]:
-        """Answer everything that is asked inside the block as of one moment, also inside of another such block."""
+        """Answer all queries within the block as of one moment; blocks may be nested."""
         if self._connection.in_transaction:
             yield
             return
@@ -388,7 +388,7 @@ class Store:
         return int(self._query(f"SELECT ({always}) + ({some})", ())[0][0])
 
     def renew(self) -> None:
-        """Go on in the file that is there now, if a rebuild put another one there. Raises: as `open`."""
+        """Change to the present file, if a rebuild replaced the old one. Raises: as `open`."""
         identity = files.identity(self.path)
         if identity != self._identity:
             renewed = files.open_reader(self.path, busy_timeout_s=self._busy_timeout_s)
@@ -396,14 +396,14 @@ class Store:
             self._connection, self._identity = renewed, identity
 
     def position(self) -> Position:
-        """Return how far these rows go."""
+        """Return the position of these rows."""
         with files.translated(self.path, self._busy_timeout_s):
             return read_position(self._connection)
 
     async def wait_for(self, stream_sequence: int, *, timeout_s: float = 10.0) -> Position:
         """Wait until the rows have the event at `stream_sequence`, and return their position.
 
-        A projector follows the ledger, here or in another process. Goes on in the new file after a rebuild.
+        A projector follows the ledger, here or in another process. After a rebuild it goes on with the new file.
 
         Raises: ProjectionBehindError, and the errors of the file.
         """

@@ -1,1 +1,1 @@
-"""What happened to jobs, counted: by queue, task, minute, type of error and worker."""
+"""Counts of events of jobs: by queue, task, minute, type of error and worker."""

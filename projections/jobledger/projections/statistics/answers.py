@@ -1,4 +1,4 @@
-"""The statistics as they are read: frozen Structs ready for JSON, and the statements that fill them.
+"""The statistics as frozen Structs ready for JSON, and the statements that fill them.
 
 `Store` hands them out. Times are ISO-8601 text in UTC, by the server's clock.
 """
@@ -35,36 +35,37 @@ _NOTHING: Final = cumulative({})
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at one priority, and what its jobs are doing."""
+    """A queue at one priority, with its jobs by state."""
 
     queue: str
     priority: str
-    counts: dict[str, int]  #: by state, every one
-    oldest_waiting: str | None  #: since when the job that waits longest for a worker has been `queued`
-    oldest_running: str | None  #: when the attempt that has been running longest was started
+    counts: dict[str, int]  #: by state; has every state
+    oldest_waiting: str | None  #: when the job that waits longest for a worker became `queued`
+    oldest_running: str | None  #: start of the attempt that has run longest
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """How long something took."""
+    """The durations of something."""
 
     count: int
     sum_s: float
-    counts: tuple[int, ...]  #: per bound of `HISTOGRAM_BOUNDS_S`, how many took at most that long
-    smallest_s: float | None = None  #: None where nothing was counted, as `largest_s`
+    counts: tuple[int, ...]  #: for each of `HISTOGRAM_BOUNDS_S`: how many took at most that long
+    smallest_s: float | None = None  #: None without a duration, like `largest_s`
     largest_s: float | None = None
-    #: How many, by the upper bound of their bucket in microseconds, ascending; a bucket is at most a tenth wide.
+    #: Number of durations by the upper bound of their bucket in microseconds, ascending; a bucket is at most a tenth
+    #: wide.
     spread_us: dict[int, int] = msgspec.field(default_factory=dict[int, int])
 
     @classmethod
     def merged(cls, histograms: Iterable[Histogram]) -> Self:
-        """Return several as one; one of nothing where there is none."""
+        """Return several histograms as one, an empty one for none."""
         several = list(histograms)
         spread = all_merged(_spread_of(each) for each in several)
         return cls._of(sum(each.count for each in several), sum(each.sum_s for each in several), spread)
 
     @classmethod
     def of_columns(cls, values: Sequence[Any]) -> Self:
-        """Return the one that the columns `tally.histogram_columns` of a row hold."""
+        """Return the histogram in the columns `tally.histogram_columns` of a row."""
         count, sum_us, text = values
         return cls._of(count, sum_us * _MICROSECOND, from_text(text))
 
@@ -82,7 +83,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def quantile_s(self, share: float) -> float | None:
-        """Return the time within which a `share` (0 to 1) lies, within a twentieth; None when nothing was counted."""
+        """Return the duration that a `share` (0 to 1) does not exceed, within a twentieth; None without a duration."""
         spread = _spread_of(self)
         return None if spread is None else quantile_us(spread, share) * _MICROSECOND
 
@@ -95,7 +96,7 @@ def _spread_of(histogram: Histogram) -> Spread | None:
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the jobs of a task in a queue; see `tally.COUNTERS` for what counts as what."""
+    """Counts for the jobs of a task in a queue; `tally.COUNTERS` defines them."""
 
     queue: str
     task: str
@@ -114,21 +115,21 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     discarded: int
     fenced: int  #: outcomes refused because their claim was stale
     redispatched: int
-    admitted: int  #: by limits
-    ungranted: int  #: of these, put back behind their limits, because nobody took them
+    admitted: int  #: jobs that limits admitted
+    ungranted: int  #: admitted jobs that wait for their limits again, because no worker took them
     wait: Histogram  #: from becoming queued to the start of an attempt
     run: Histogram  #: from the start of an attempt to its outcome
     total: Histogram  #: from the job's first event to a final state
 
 
 class TotalsRow(Statistics, frozen=True, kw_only=True):
-    """All that ever happened, since the projection's `begins_at`."""
+    """Counts of everything since the projection's `begins_at`."""
 
 
 class BucketRow(Statistics, frozen=True, kw_only=True):
-    """What happened in a span of time."""
+    """Counts of a span of time."""
 
-    begins_at: str  #: of the span, a multiple of `step_s` since 1970
+    begins_at: str  #: beginning of the span, a multiple of `step_s` since 1970
     step_s: int
 
 
@@ -143,11 +144,11 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger records of a worker; its lease shows whether it is alive."""
+    """The record of a worker in the ledger; whether it is alive, its lease shows."""
 
     worker: str
     first_at: str
-    last_at: str  #: of the newest event about its attempts, but for their loss
+    last_at: str  #: time of the newest event about its attempts, except their loss
     attempts: int
     completed: int
     failed: int
@@ -156,7 +157,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     fenced: int
 
 
-#: Which jobs have a place in the index by which the oldest of a queue is found.
+#: Condition on jobs in the index that finds the oldest job of a queue.
 OF_INTEREST: Final = "status IN ('queued', 'running')"
 _OLDEST: Final = (
     f"SELECT min(since_us) FROM jobs WHERE {OF_INTEREST} "  # noqa: S608 - constants, here and below
@@ -166,7 +167,7 @@ QUEUES_SQL: Final = (
     f"SELECT queue, priority, {', '.join(QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
     "FROM queues WHERE ? IS NULL OR queue = ? ORDER BY queue, priority"
 )
-#: Of those in a JSON list, and of all others together.
+#: The queues in a JSON list, and then all others together.
 QUEUES_SHOWN_SQL: Final = (
     f"SELECT queue, priority, {', '.join(QUEUE_COUNTS)}, ({_OLDEST} 'queued'), ({_OLDEST} 'running') "  # noqa: S608
     "FROM queues WHERE queue IN (SELECT value FROM json_each(?)) ORDER BY queue, priority"
@@ -235,7 +236,7 @@ def _statistics(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def bucket_values(since: str | datetime | None, until: str | datetime | None, step_s: int) -> dict[str, int]:
-    """Return the minutes that `Store.buckets` reads: from the span that `since` lies in, up to before `until`.
+    """Return the minutes that `Store.buckets` reads: from the span that contains `since`, up to before `until`.
 
     Raises: ProjectionConfigError.
     """

@@ -1,4 +1,4 @@
-"""Rows of `totals` and `failures` as an archive run stores them, and a projection that goes on from there. Source: ADR 012.
+"""Rows of `totals` and `failures` as an archive run stores them, and projections that go on from them. Source: ADR 012.
 
 The caller owns the transaction.
 """
@@ -27,7 +27,7 @@ from jobledger.projections.table import Row
 
 # Histograms as archive runs stored them before there were spreads: cumulative counts by sixteen bounds. Pure.
 
-#: The ends of column names, by bound; durations above the last bound are only in the count.
+#: The ends of column names for each bound; only the count includes durations above the last bound.
 _LABELS: Final = (
     *("5ms", "25ms", "100ms", "250ms", "500ms", "1s", "2500ms", "5s", "10s", "30s"),
     *("1m", "5m", "15m", "1h", "6h", "1d"),
@@ -36,7 +36,7 @@ _STOPS_US: Final = (-1, *(round(bound * 1e6) for bound in HISTOGRAM_BOUNDS_S))
 
 
 def coarse_spread(name: str, numbers: Mapping[str, int]) -> Spread | None:
-    """Return the spread of a histogram by its old columns; None where they counted nothing.
+    """Return the spread of a histogram from its old columns; None if they counted nothing.
 
     Durations are spread evenly between two bounds; those beyond the last bound go into the next bucket.
     """
@@ -51,7 +51,7 @@ def coarse_spread(name: str, numbers: Mapping[str, int]) -> Spread | None:
 
 
 def _lay_evenly(counts: dict[int, int], lower_us: int, upper_us: int, count: int) -> None:
-    """Lay `count` durations above `lower_us` and up to `upper_us` into their buckets, by the width of each."""
+    """Distribute `count` durations above `lower_us` and up to `upper_us` over their buckets, by the width of each."""
     laid = 0
     for bound in BOUNDS_US:
         if lower_us < bound <= upper_us:
@@ -61,15 +61,13 @@ def _lay_evenly(counts: dict[int, int], lower_us: int, upper_us: int, count: int
                 laid = through
 
 
-_IN_ORDER: Final = (
-    "ORDER BY rowid"  # of their first event, which decides what has a series or a row of its own
-)
+_IN_ORDER: Final = "ORDER BY rowid"  # in the order of first events, which decides about own series and rows
 _SPREADS: Final = tuple(filter(is_spread, STATISTICS))
 _NUMBERS: Final = tuple(each for each in STATISTICS if each not in _SPREADS)
 _TOTALS: Final = f"SELECT queue, task, {', '.join((*_NUMBERS, *_SPREADS))} FROM totals {_IN_ORDER}"  # noqa: S608 - constants
 _FAILURES: Final = f"SELECT queue, task, error_type, {', '.join(FAILURE_COUNTERS)} FROM failures {_IN_ORDER}"  # noqa: S608
 _CLOSED: Final = ", ".join(f"'{state.value}'" for state in sorted(CLOSED_STATES))
-#: Jobs of which a projection that begins after the archive sees `carried` first.
+#: Jobs whose first event for a projection that begins after the archive is `carried`.
 _JOBS: Final = (
     f"SELECT queue, id, first_us, since_us FROM jobs WHERE status NOT IN ({_CLOSED}) "  # noqa: S608
     "AND json_extract(CAST(fold AS TEXT), '$.carried_sequence') > 0 ORDER BY rowid"
@@ -82,7 +80,7 @@ _UPDATE_TIMES: Final = "UPDATE jobs SET first_us = ?, since_us = ? WHERE id = ? 
 
 
 def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
-    """Return what the rows count; `position` is theirs."""
+    """Return the counts in the rows; `position` is the position of the rows."""
     execute = connection.execute
     return Counts(
         through_sequence=position.stream_sequence,
@@ -102,7 +100,7 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
 
 
 def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
-    """Write the counts and where they end; first delete those of an earlier archive run."""
+    """Write the counts and their end; first delete the counts of an earlier archive run."""
     for table in ("totals", "sums", "failures", "origins"):
         connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
     add_totals(connection, [(row.queue, row.task, _sums(counts, row)) for row in counts.totals])
@@ -118,7 +116,7 @@ def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
 
 
 def end_with(connection: sqlite3.Connection) -> None:
-    """Give carried jobs the times that the archive run recorded; from here on this projection counts all itself."""
+    """Give carried jobs the times that the archive run recorded; from now on this projection counts all itself."""
     connection.executemany(_UPDATE_TIMES, connection.execute(_SELECT_ORIGINS).fetchall())
     connection.execute(_DROP_ORIGINS)
     connection.execute(ALL_COUNTED)
@@ -143,7 +141,7 @@ def _counted_spread(spread: Spread | None) -> CountedSpread | None:
 
 
 def _sums(counts: Counts, row: CountedTask) -> Sums:
-    """Return a row's columns; an older version counted durations by fewer bounds, and had no spreads."""
+    """Return a row's columns; an older version had counts by fewer bounds instead of spreads."""
     numbers = dict(zip(counts.columns, row.counts, strict=True))
     spreads = dict(zip(counts.spread_columns, row.spreads, strict=True))
     return [
@@ -161,7 +159,7 @@ def _spread(
 
 
 def _placed(wanted: Sequence[str], stored: Sequence[str]) -> list[int | None]:
-    """Return where each column is in what was stored, None for one that was not counted then."""
+    """Return the place of each column in the stored row, None for a column that was not counted then."""
     places = {name: place for place, name in enumerate(stored)}
     return [places.get(name) for name in wanted]
 

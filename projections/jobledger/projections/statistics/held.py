@@ -1,4 +1,4 @@
-"""Jobs that wait for their limits, counted by the names of these, without their keys: a name may have very many keys.
+"""Jobs that wait for their limits, counted by the limits' names without keys, since a name may have very many keys.
 
 A job that waits for several limits counts for each.
 """
@@ -14,9 +14,9 @@ from jobledger.ledger.model.limits.names import RESERVED, split
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.statistics.tally import moment
 
-#: Which jobs have a place in the index by which they are counted.
+#: Condition on jobs in the index by which they are counted.
 IS_HELD: Final = "status = 'held'"
-#: Forces that index: by itself SQLite would take the one by status and read every row.
+#: Forces that index: otherwise SQLite would use the index by status and read every row.
 SETS: Final = (
     "SELECT limits, count(*), min(since_us) FROM jobs INDEXED BY jobs_by_limits_since_us_status "  # noqa: S608
     f"WHERE {IS_HELD} GROUP BY limits"
@@ -25,13 +25,13 @@ _DEFINED: Final = "SELECT DISTINCT name FROM limits"
 
 
 class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit, and the jobs that are held and name it."""
+    """A limit, and the held jobs that name it."""
 
     limit: str  #: its name, or `(other)`
     jobs: int
-    holders: int  #: jobs that hold a slot of it, whatever their keys
-    oldest: str | None  #: since when the oldest of them is held, ISO-8601 text in UTC; None without any
-    defined: bool  #: False: nobody has set it, so these jobs wait until somebody does
+    holders: int  #: jobs that hold a slot of it, with any key
+    oldest: str | None  #: when the oldest of them became held, ISO-8601 text in UTC; None without any
+    defined: bool  #: False: nobody has set the limit, so these jobs wait until somebody does
 
 
 def read_held(select: Callable[[str], Sequence[Sequence[Any]]], taken: Mapping[str, int]) -> list[HeldRow]:

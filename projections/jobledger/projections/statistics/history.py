@@ -1,4 +1,4 @@
-"""What happened over time, in as few rows as a chart needs: by span and queue, however many tasks there are."""
+"""Counts over time in as few rows as a chart needs: by span and queue, however many tasks there are."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _QUEUES: Final = (
 
 
 class QueueHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the jobs of a queue in a span of time."""
+    """Counts for the jobs of a queue in a span of time."""
 
-    begins_at: datetime  #: of the span, a multiple of its length since 1970
+    begins_at: datetime  #: beginning of the span, a multiple of its length since 1970
     queue: str
     enqueued: int
     completed: int
@@ -43,16 +43,16 @@ class QueueHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(NamedTuple):
-    """What `buckets` add up to in a span of time."""
+    """The sums of `buckets` in a span of time."""
 
     begins_at: datetime
-    name: str  #: of the queue or the task where points are by these, else ""
-    counts: tuple[int, ...]  #: of the columns that were asked for
-    took: Histogram | None  #: None where no histogram was asked for
+    name: str  #: name of the queue or task if points are by these, else ""
+    counts: tuple[int, ...]  #: sums of the requested columns
+    took: Histogram | None  #: None if no histogram was requested
 
 
 class QueueHappened(QueueHistory, frozen=True, kw_only=True):
-    """What happened in a queue since a moment, and how long it took."""
+    """Counts and durations of a queue since a moment."""
 
     wait: Histogram  #: from becoming queued to the start of an attempt
     run: Histogram  #: from the start of an attempt to its outcome
@@ -61,7 +61,7 @@ class QueueHappened(QueueHistory, frozen=True, kw_only=True):
 def happened(
     select: Select, since: datetime, until: datetime, *, step_s: int, terms: Sequence[Term] = ()
 ) -> list[QueueHistory]:
-    """Return what happened by span and queue, spans without anything left out; `terms`: on `queue` and `task`.
+    """Return counts by span and queue, without empty spans; `terms`: conditions on `queue` and `task`.
 
     Raises: ProjectionConfigError.
     """
@@ -84,7 +84,7 @@ def series(
     by: Literal["queue", "task"] | None = None,
     terms: Sequence[Term] = (),
 ) -> list[Point]:
-    """Return sums of `buckets` by span, and by name where `by` says so; spans without anything are left out.
+    """Return sums of `buckets` by span, and by name if `by` is given; without empty spans.
 
     Raises: ProjectionConfigError.
     """
@@ -107,7 +107,7 @@ def series(
 def by_queue(
     select: Select, since: datetime, until: datetime, terms: Sequence[Term] = ()
 ) -> list[QueueHappened]:
-    """Return what happened in each queue between two moments, in whole minutes; `terms`: on `queue` and `task`.
+    """Return counts of each queue between two moments, in whole minutes; `terms`: conditions on `queue` and `task`.
 
     Raises: ProjectionConfigError.
     """

@@ -1,8 +1,8 @@
-"""What each queue held at the end of each minute: written when the fold passes into another minute of the server's time.
+"""The jobs of each queue by state at the end of each minute; written when the fold enters another minute.
 
 A row is written when a queue's counts differ from its row before, so that rows follow from the events alone,
-however these are cut into transactions. The row with the queue "" is the sum of all. Kept are minutes of two to three
-days, then the last row of each hour, for 90 days; and no more than `ROWS_MAX` rows, however many queues there are.
+however these are cut into transactions. The row with the queue "" is the sum of all. Minutes are kept for two to three
+days, then the last row of each hour for 90 days; in all at most `ROWS_MAX` rows, however many queues there are.
 
 The caller owns the transaction.
 """
@@ -22,7 +22,7 @@ from jobledger.projections.table import Table, integer, text
 
 DAY_MIN: Final = 24 * 60
 HOUR_MIN: Final = 60
-#: Days whose minutes are kept, beside the day that the rows are in.
+#: Days whose minutes are kept, beside the present day of the rows.
 MINUTES_DAYS: Final = 2
 KEPT_DAYS: Final = 90
 ROWS_MAX: Final = 500_000
@@ -51,7 +51,7 @@ LEVELS_SPAN: Final = Table(
     },
     key=("id",),
 )
-Counts = tuple[int, ...]  # by state, as `QUEUE_COUNTS`
+Counts = tuple[int, ...]  # by state, in the order of `QUEUE_COUNTS`
 _Key = tuple[str, str]  # (job id, queue)
 
 NOTHING: Final[Counts] = (0,) * len(QUEUE_COUNTS)
@@ -64,13 +64,13 @@ _SPAN: Final = "SELECT since, open, rows FROM levels_span WHERE id = 1"
 _NAMES: Final = "SELECT DISTINCT queue FROM queues"
 _NOW: Final = f"SELECT {_SUMS} FROM queues WHERE queue = ?"  # noqa: S608 - names of columns, here and below
 _NEWEST: Final = f"SELECT {_COUNTS} FROM levels WHERE queue = ? ORDER BY minute DESC LIMIT 1"  # noqa: S608
-#: The last row of each hour stays.
+#: Deletes rows except the last one of each hour.
 _THIN: Final = (
     "DELETE FROM levels WHERE minute >= ? AND minute < ? AND EXISTS (SELECT 1 FROM levels AS later "  # noqa: S608
     f"WHERE later.queue = levels.queue AND later.minute > levels.minute "
     f"AND later.minute / {HOUR_MIN} = levels.minute / {HOUR_MIN})"
 )
-#: What held when the kept part begins stays.
+#: Deletes rows except the ones valid at the beginning of the kept part.
 _FORGET: Final = (
     "DELETE FROM levels WHERE minute < ? AND EXISTS (SELECT 1 FROM levels AS later "
     "WHERE later.queue = levels.queue AND later.minute > levels.minute AND later.minute <= ?)"
@@ -79,14 +79,14 @@ _MINUTE_AT: Final = "SELECT minute FROM levels ORDER BY minute LIMIT 1 OFFSET ?"
 
 
 class Levels:
-    """The writer of one file's minutes; call `forget` when the rows changed without it."""
+    """The writer of one file's minutes; call `forget` after another writer changed the rows."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.forget()
 
     def forget(self) -> None:
-        """Forget what is known of the rows."""
+        """Drop the facts about the rows from memory."""
         self._is_read = False
         self._open: int | None = None
         self._since = self._rows = 0
@@ -101,7 +101,7 @@ class Levels:
         return LevelNotes(self._open)
 
     def write(self, notes: LevelNotes, moved: Iterable[str]) -> None:
-        """Write what a transaction noted, before the rows of `queues` are; `moved`: the queues whose rows will change."""
+        """Write the notes of a transaction before its rows of `queues`; `moved`: queues whose rows will change."""
         if notes.open_minute is None:
             return
         if self._open is None:
@@ -139,7 +139,7 @@ class Levels:
         self._rows += len(rows)
 
     def _retain(self, minute: int, following: int) -> None:
-        """Drop rows that are too old, when an hour is over; beyond `ROWS_MAX` rows keep half of that, the newest."""
+        """After each hour drop rows that are too old; if there are more than `ROWS_MAX`, keep half that, the newest."""
         day, before = following // DAY_MIN, minute // DAY_MIN
         if day != before:
             fine, known = ((each - MINUTES_DAYS) * DAY_MIN for each in (day, before))
@@ -165,7 +165,7 @@ def _of_minute(
     now: _KnownCounts,
     newest: _KnownCounts,
 ) -> list[tuple[object, ...]]:
-    """Return the rows of a minute that is over: of the queues that hold something else than their newest rows say."""
+    """Return the rows of a minute that is over, for the queues whose counts differ from their newest rows."""
     rows: list[tuple[object, ...]] = []
     total = newest[ALL]
     for queue in queues:
@@ -195,11 +195,11 @@ class _KnownCounts(dict[str, Counts]):
 
 
 class LevelNotes:
-    """What the events of one transaction say of minutes that are over."""
+    """Notes on minutes that ended within the events of one transaction."""
 
     def __init__(self, open_minute: int | None) -> None:
-        self.open_minute = open_minute  #: None: there was no event yet
-        #: Minutes that are over, and how the queues that changed in each differ from what they hold in the rows.
+        self.open_minute = open_minute  #: the minute that is not over; None: there was no event yet
+        #: Minutes that are over; for each, the differences of changed queues from their counts in the rows.
         self.over: list[tuple[int, dict[str, Counts]]] = []
         self._place = 0
         self._states: dict[_Key, JobState] = {}
@@ -211,7 +211,7 @@ class LevelNotes:
         after: Mapping[_Key, SeenJob],
         begun: Callable[[_Key], SeenJob | None],
     ) -> Iterator[tuple[StoredEvent, int]]:
-        """Yield each event with the server's time of it, in microseconds; note what queues hold when a minute is over.
+        """Yield each event with its server time in microseconds; note the counts of queues when a minute is over.
 
         `after`: the jobs after the events yielded so far; `begun`: returns a job as it is in the rows.
         """

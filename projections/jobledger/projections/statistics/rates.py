@@ -1,4 +1,4 @@
-"""How well and how fast jobs went between two moments, by queue or by task: from the minutes of `buckets`."""
+"""Success and speed of jobs between two moments, by queue or by task, from the minutes of `buckets`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUMS: Final = ", ".join(
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """How long something took, in seconds; None where it never happened."""
+    """Quantiles of durations in seconds; None without any duration."""
 
     count: int
     p50_s: float | None
@@ -31,25 +31,25 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to the jobs of a queue or of a task."""
+    """Rates of the jobs of a queue or of a task."""
 
-    name: str  #: of the queue or the task
+    name: str  #: name of the queue or the task
     enqueued: int
     completed: int
     failed: int  #: attempts
     dead_lettered: int
     success_rate: (
         float | None
-    )  #: part of the attempts that completed, of those that completed or failed; None: none did
+    )  #: completed attempts as a part of those that completed or failed; None without any
     wait: Quantiles  #: from becoming queued to the start of an attempt
     run: Quantiles  #: from the start of an attempt to its outcome
 
 
 class Minute(NamedTuple):
-    """How the attempts of a task ended within a minute in which some did."""
+    """The ends of a task's attempts within a minute with any."""
 
     at: datetime
-    share: float  #: of them that failed
+    share: float  #: share of these attempts that failed
 
 
 def rates(
@@ -59,7 +59,7 @@ def rates(
     until: datetime,
     terms: Sequence[Term] = (),
 ) -> list[Rates]:
-    """Return what happened between two moments, in whole minutes, by name; `terms`: conditions on `queue` and `task`.
+    """Return the rates between two moments, in whole minutes, by name; `terms`: conditions on `queue` and `task`.
 
     Raises: ProjectionConfigError.
     """
@@ -73,7 +73,7 @@ def rates(
 def minutes_of(
     select: Select, tasks: Sequence[str], since: datetime, until: datetime, terms: Sequence[Term] = ()
 ) -> dict[str, list[Minute]]:
-    """Return the minutes in which attempts of some tasks ended, the newest first; otherwise as `rates`."""
+    """Return the minutes in which attempts of these tasks ended, the newest first; parameters as of `rates`."""
     found: dict[str, list[Minute]] = {task: [] for task in tasks}
     if not tasks:
         return found
@@ -92,14 +92,14 @@ def minutes_of(
 
 
 def quantiles(of: Histogram) -> Quantiles:
-    """Return the quantiles that are shown of a histogram."""
+    """Return the quantiles of a histogram that are shown."""
     return Quantiles(
         count=of.count, p50_s=of.quantile_s(0.5), p95_s=of.quantile_s(0.95), p99_s=of.quantile_s(0.99)
     )
 
 
 def success_rate(completed: int, failed: int) -> float | None:
-    """Return which part of the attempts completed, of those that completed or failed; None where none did either."""
+    """Return completed attempts as a part of those that completed or failed; None without any."""
     return completed / (completed + failed) if completed + failed else None
 
 

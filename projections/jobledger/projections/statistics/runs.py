@@ -1,6 +1,6 @@
-"""What runs did, counted: steps by what they are about, joins of children and how late they came, diverged runs.
+"""Counts of runs: steps by target, joins of children and their delay, diverged runs.
 
-Counted from the first event in the rows on, as missed ticks of schedules are: an archive run does not keep these numbers.
+They count from the first event in the rows, like missed ticks of schedules: an archive run does not keep these numbers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RUN_TOTALS: Final = Table(
 _ADD_STEPS: Final = STEP_TOTALS.adding(STEP_STATISTICS, *merging(STEP_STATISTICS))
 _ADD_RUNS: Final = RUN_TOTALS.adding(RUN_STATISTICS, *merging(RUN_STATISTICS))
 
-#: Gives a job as it is at the event, by (id, queue); None where the rows do not have it.
+#: Returns a job of (id, queue) as it is at the event; None if the rows do not have it.
 SeenOf = Callable[[tuple[str, str]], SeenJob | None]
 
 
@@ -72,7 +72,7 @@ class _Cell:
 
 
 class RunTally:
-    """What the events of runs in one transaction add up to."""
+    """The sums of the events of runs in one transaction."""
 
     def __init__(self, seen_of: SeenOf) -> None:
         self._seen_of = seen_of
@@ -80,7 +80,7 @@ class RunTally:
         self._runs: dict[str, _Cell] = {}
 
     def add(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
-        """Count an event of a run; `before` is the run before it, None where it begins there."""
+        """Count an event of a run; `before` is the run before it, None if the run begins with it."""
         event = stored.event
         match event:
             case StepCompleted() | StepFailed():

@@ -1,7 +1,7 @@
-"""Spreads of durations: how many lie in each bucket of at most a tenth of its value, the smallest and the largest. Pure.
+"""Spreads of durations: the number in each bucket (at most a tenth wide), the smallest and the largest. Pure.
 
 A bucket is named by its upper bound, so that counts can be read without a list of the bounds, and added to those of
-another version. Spreads add up; which was added to which makes no difference. Source: ADR 041.
+another version. Spreads add up, in any order. Source: ADR 041.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 
 import msgspec
 
-#: Upper bounds of the histograms of Prometheus, in seconds; `+Inf` is the count. Each of them ends a bucket.
+#: Upper bounds of the histograms of Prometheus, in seconds; `+Inf` is the count. Each bound ends a bucket.
 HISTOGRAM_BOUNDS_S: Final = (
     *(0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
     *(300.0, 900.0, 3_600.0, 21_600.0, 86_400.0),
 )
-#: Longer than anything real: keeps sums within 64 bits whatever a foreign clock said.
+#: Longer than any real duration: keeps sums within 64 bits for any values of foreign clocks.
 DURATION_US_MAX: Final = 10 * 365 * 86_400 * 1_000_000
 _COARSE_US: Final = tuple(round(bound * 1e6) for bound in HISTOGRAM_BOUNDS_S)
 
 
 def _bounds_us() -> Iterator[int]:
-    """Yield the upper bounds: every microsecond up to 10, then steps of a tenth that leave out no coarse bound."""
+    """Yield the upper bounds: every microsecond up to 10, then steps of a tenth, among them every coarse bound."""
     stops = iter((*_COARSE_US, DURATION_US_MAX))
     bound, stop = 0, next(stops)
     while bound < DURATION_US_MAX:
@@ -40,21 +40,21 @@ BOUNDS_US: Final = tuple(_bounds_us())
 
 
 class Spread(msgspec.Struct, frozen=True, array_like=True):
-    """How durations are spread, in whole microseconds; at least one is counted. As stored: `[1, 9, {"1": 3, "9": 1}]`."""
+    """The spread of at least one duration, in whole microseconds. As stored: `[1, 9, {"1": 3, "9": 1}]`."""
 
     smallest_us: int
     largest_us: int
-    counts: dict[int, int]  #: how many, by the upper bound of their bucket, ascending
+    counts: dict[int, int]  #: number of durations by the upper bound of their bucket, ascending
 
 
 _TEXT_END: Final = "}]"
-_PATCHED_MAX: Final = 4  #: buckets that are added faster one by one than by decoding the other spread
+_PATCHED_MAX: Final = 4  #: so few buckets are added faster one by one than by decoding the other spread
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Spread).decode
 
 
 def spread_of(durations_us: Sequence[int]) -> Spread | None:
-    """Return the spread of ascending durations of 0 to `DURATION_US_MAX`; None of none."""
+    """Return the spread of ascending durations of 0 to `DURATION_US_MAX`; None for no duration."""
     if not durations_us:
         return None
     counts: dict[int, int] = {}
@@ -80,7 +80,7 @@ def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
 
 
 def without(whole: Spread | None, part: Spread | None) -> Spread | None:
-    """Take off what was added to a spread; its smallest and largest are then known by their buckets alone."""
+    """Subtract a spread that was added; the smallest and largest are then known only to their buckets."""
     if whole is None or part is None:
         return whole
     left = {bound: count - part.counts.get(bound, 0) for bound, count in whole.counts.items()}
@@ -88,7 +88,7 @@ def without(whole: Spread | None, part: Spread | None) -> Spread | None:
 
 
 def of_buckets(counts: Mapping[int, int]) -> Spread | None:
-    """Return the spread of which nothing but counts by bucket are known; None where they hold nothing."""
+    """Return the spread of which only counts by bucket are known; None if these are empty."""
     ascending = dict(sorted(counts.items()))
     if not ascending:
         return None
@@ -102,7 +102,7 @@ def lower_us(bound_us: int) -> int:
 
 
 def cumulative(counts: Mapping[int, int], bounds_s: Sequence[float] = HISTOGRAM_BOUNDS_S) -> tuple[int, ...]:
-    """Return per bound, in seconds and ascending, how many are not above it; exact where the bound ends a bucket."""
+    """Return for each bound (seconds, ascending) how many are not above it; exact if the bound ends a bucket."""
     found: list[int] = []
     below, left = 0, sorted(counts.items(), reverse=True)
     for bound_s in bounds_s:
@@ -113,7 +113,7 @@ def cumulative(counts: Mapping[int, int], bounds_s: Sequence[float] = HISTOGRAM_
 
 
 def quantile_us(spread: Spread, share: float) -> float:
-    """Return the duration at or below which a `share` (0 to 1) lies: at most a twentieth from the exact one."""
+    """Return the duration that a `share` (0 to 1) does not exceed, at most a twentieth from the exact one."""
     total = sum(spread.counts.values())
     rank = max(1, math.ceil(share * total))
     if rank == 1 or rank >= total:
@@ -122,24 +122,24 @@ def quantile_us(spread: Spread, share: float) -> float:
     for bound, count in spread.counts.items():
         seen += count
         if seen >= rank:
-            # The geometric mean is as far from both ends of the bucket, in parts of the value.
+            # The geometric mean has the same relative distance from both ends of the bucket.
             middle = math.sqrt(lower_us(bound) * bound)
             return min(max(middle, spread.smallest_us), spread.largest_us)
     return spread.largest_us
 
 
 def to_text(spread: Spread | None) -> str | None:
-    """Return a spread as a column holds it."""
+    """Return a spread as text for a column."""
     return None if spread is None else _encode(spread).decode()
 
 
 def from_text(text: str | None) -> Spread | None:
-    """Return the spread that a column holds."""
+    """Return the spread in a column."""
     return None if text is None else _decode(text)
 
 
 def merged_text(one: str | None, other: str | None) -> str | None:
-    """Add up what two columns hold."""
+    """Add the spreads in two columns."""
     if one is None or other is None:
         return one or other
     long, short = (one, other) if len(one) >= len(other) else (other, one)
@@ -149,7 +149,7 @@ def merged_text(one: str | None, other: str | None) -> str | None:
 
 
 def _patched(text: str, few: Spread) -> str | None:
-    """Return a spread's text plus `few`; None if it lacks one of their buckets. A quarter of the time of decoding."""
+    """Return a spread's text plus `few`; None if it lacks one of their buckets. Needs a quarter of the time."""
     numbers, tail = text.split("{", 1)
     smallest, largest, _ = numbers[1:].split(",")
     for bound, count in few.counts.items():
@@ -171,12 +171,12 @@ class _SumSpread:
         self._found: Spread | None = None
 
     def step(self, text: str | None) -> None:
-        """Add one."""
+        """Add a spread."""
         if text is not None:
             self._found = merged(self._found, _decode(text))
 
     def finalize(self) -> str | None:
-        """Return all of them as one."""
+        """Return the sum."""
         return to_text(self._found)
 
 
@@ -187,7 +187,7 @@ def install(connection: sqlite3.Connection) -> None:
 
 
 def all_merged(spreads: Iterable[Spread | None]) -> Spread | None:
-    """Add spreads up."""
+    """Return the sum of spreads."""
     found: Spread | None = None
     for each in spreads:
         found = merged(found, each)

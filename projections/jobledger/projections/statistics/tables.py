@@ -1,4 +1,4 @@
-"""The tables of the statistics, and a tally -> their rows: one statement per key it touched.
+"""The tables of the statistics, and the writing of a tally into their rows: one statement for each touched key.
 
 The caller owns the transaction. Every row is added to, never replaced, so the sum of all transactions counts.
 """
@@ -55,7 +55,7 @@ TOTALS: Final = Table(
     columns={"queue": _COUNTED_QUEUE, "task": _COUNTED_TASK, **_STATISTICS},
     key=("queue", "task"),
 )
-#: The same of all tasks of a queue, and in the row "" of all queues, so that an exporter need not read every row.
+#: The sums of all tasks of a queue, and in the row "" of all queues, so that an exporter need not read every row.
 SUMS: Final = Table(
     name="sums",
     row='queue: the sum of its rows in `totals`; `""` is the sum of all queues',
@@ -106,7 +106,7 @@ LIMIT_WAITS: Final = Table(
     },
     key=("name",),
 )
-#: When carried jobs began, as an archive run recorded it; emptied once the rows reach `counted_through`.
+#: The beginnings of carried jobs, as an archive run recorded them; emptied once the rows reach `counted_through`.
 ORIGINS: Final = Table(
     name="origins",
     row="carried job, until `totals` counts on from an archive run; else empty",
@@ -118,7 +118,7 @@ ORIGINS: Final = Table(
     },
     key=("job_id", "queue"),
 )
-#: What the jobs of each tenant are doing, and how they ended hour by hour: a page of tenants reads no job.
+#: The jobs of each tenant by state, and their ends hour by hour, so that a page of tenants reads no jobs.
 TENANTS: Final = Table(
     name="tenants",
     row="tenant: how many of its jobs are in each state",
@@ -170,7 +170,7 @@ _SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AN
 
 
 def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = True) -> None:
-    """Add what a transaction's events came to; without `totals` where these have counted the events already."""
+    """Add the sums of a transaction's events; without `totals` if these counted the events already."""
     connection.executemany(ADD_QUEUE, _queue_rows(tally))
     buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
     connection.executemany(_ADD_BUCKET, ((*key, *as_stored(values)) for key, values in buckets.items()))
@@ -186,7 +186,7 @@ def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = Tr
 
 
 def add_totals(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, Sums]]) -> None:
-    """Add to `totals`, and to the sums of queues and of everything; in the order of the stream, which both keep."""
+    """Add to `totals` and to `sums`, in the order of the stream, which both tables keep."""
     sums: dict[str, Sums] = {}
     for queue, _, values in rows:
         for key in ("", queue):
@@ -224,7 +224,7 @@ def _worker_rows(tally: Tally) -> Iterator[Row]:
 def _failure_rows(connection: sqlite3.Connection, tally: Tally) -> list[Row]:
     """Return the rows of failures: the first error types of a queue and task get own rows, the rest share one.
 
-    Types count in the order of the stream, so that rows do not depend on how events are cut into batches.
+    The order of types is that of the stream, so that rows do not depend on how events are cut into batches.
     """
     known: dict[tuple[str, str], set[str]] = {}
     found: list[Row] = []

@@ -1,6 +1,6 @@
-"""What each event adds to the statistics, as integers in memory; `tables` writes them.
+"""The sums that events add to the statistics, as integers in memory; `tables` writes them.
 
-Pure: a delta comes from the job before an event, the event, and the job after it, both as `evolve` gave them.
+Pure: a delta comes from the job before an event, the event, and the job after it, both as `evolve` returned them.
 Everything here adds up, so it does not matter how events are cut into transactions. Times are the server's
 (`stored_at`), in microseconds since 1970.
 """
@@ -33,9 +33,9 @@ from jobledger.ledger.model.limits.names import split
 from jobledger.projections.statistics.spread import DURATION_US_MAX, Spread, merged, spread_of, to_text
 from jobledger.projections.table import Column, Value, integer, text
 
-#: What is counted, per minute, queue and task. Those named like an event count that event.
+#: Counters per minute, queue and task. A counter with the name of an event counts that event.
 COUNTERS: Final = (
-    "enqueued",  # jobs whose first event this is
+    "enqueued",  # jobs, at their first event
     "started",  # attempts
     "completed",
     "failed",  # attempts that failed
@@ -51,19 +51,19 @@ COUNTERS: Final = (
     "fenced",  # outcomes that were refused because their claim was stale
     "redispatched",  # dispatches of a job that nobody had taken, or whose worker died
     "admitted",  # jobs that their limits let go on
-    "ungranted",  # of these, jobs that nobody took, and that wait for their limits again
+    "ungranted",  # admitted jobs that no worker took, and that wait for their limits again
 )
-_CAUSES: Final = frozenset({"requeued", "redispatched", "admitted", "ungranted"})  #: counted by their names
+_CAUSES: Final = frozenset({"requeued", "redispatched", "admitted", "ungranted"})  #: counted by these names
 _COUNTED: Final = frozenset(tag for tag, cls in JOB.types.items() if LIFECYCLE[cls].counted)
 assert set(COUNTERS) >= _COUNTED, "every event that is counted has its column: add it to COUNTERS"
-#: `wait`: from becoming queued to its start. `run`: from the start to the outcome, lost attempts left out.
+#: `wait`: from becoming queued to the start. `run`: from the start to the outcome, lost attempts left out.
 #: `total`: from the job's first event to a final state.
 HISTOGRAMS: Final = ("wait", "run", "total")
-_SPREAD: Final = "_spread"  #: how the columns end that hold one
+_SPREAD: Final = "_spread"  #: end of the name of a column with a spread
 
 
 def histogram_columns(name: str) -> tuple[str, str, str]:
-    """Return the columns of a histogram, as `histogram_values` fills them."""
+    """Return the columns of a histogram, in the order of `histogram_values`."""
     return f"{name}_count", f"{name}_us", f"{name}{_SPREAD}"
 
 
@@ -81,7 +81,7 @@ def declared(columns: Iterable[str], meaning: str) -> dict[str, Column]:
 
 
 def merging(columns: Iterable[str]) -> list[str]:
-    """Return how a row's spreads are added to, for `Table.adding`."""
+    """Return the assignments that add to a row's spreads, for `Table.adding`."""
     return [
         f"{each} = iif(excluded.{each} IS NULL, {each}, merged_spread({each}, excluded.{each}))"
         for each in columns
@@ -90,20 +90,20 @@ def merging(columns: Iterable[str]) -> list[str]:
 
 
 def summed(column: str) -> str:
-    """Return the SQL that adds a column of several rows up."""
+    """Return the SQL that adds up a column of several rows."""
     return f"sum_spread({column})" if is_spread(column) else f"sum({column})"
 
 
 #: The columns of `totals` and `buckets` that add up.
 STATISTICS: Final = (*COUNTERS, *(column for name in HISTOGRAMS for column in histogram_columns(name)))
-#: One per state, named like it: how many jobs are in it.
+#: For each state a column of its name, with the number of its jobs.
 QUEUE_COUNTS: Final = tuple(state.value for state in JobState)
 
-#: Characters of an error's type that are kept, and different types per queue and task; what follows is `OTHER`.
+#: Most characters of an error's type, and most types per queue and task; further types count as `OTHER`.
 ERROR_TYPE_CHARACTERS_MAX: Final = 200
 ERROR_TYPES_MAX: Final = 100
 OTHER: Final = "(other)"
-NO_ERROR: Final = "(none)"  # of a dead letter without one
+NO_ERROR: Final = "(none)"  # error type of a dead letter without an error
 
 MINUTE_US: Final = 60_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,19 +112,19 @@ _AT: Final = {name: place for place, name in enumerate(COUNTERS)}
 _ENQUEUED, _STARTED = _AT["enqueued"], _AT["started"]
 _QUEUED, _RUNNING = JobState.QUEUED, JobState.RUNNING
 
-#: What is kept of a worker, after the times of its first and newest event.
+#: Counters of a worker, after the times of its first and newest event.
 WORKER_COUNTERS: Final = ("attempts", "completed", "failed", "lost", "interrupted", "fenced")
 _WORKER_AT: Final = {name: place for place, name in enumerate(WORKER_COUNTERS, start=2)}
-#: What is counted per queue, task and type of error: failed attempts, and dead letters.
+#: Counters per queue, task and type of error: failed attempts, and dead letters.
 FAILURE_COUNTERS: Final = ("failed", "dead_lettered")
 
-#: Events that end an attempt, a job, or both: the place of their counter, and of the worker's.
+#: Events that end an attempt, a job, or both: place of the counter, and of the worker's counter.
 _ENDS: Final[dict[type[JobEvent], tuple[int, int | None]]] = {
     cls: (_AT[tag], _WORKER_AT.get(tag))
     for tag, cls in JOB.types.items()
     if LIFECYCLE[cls].ends is not None and LIFECYCLE[cls].counted
 }
-#: What is counted by tenant and hour.
+#: Counters by tenant and hour.
 _TENANT_AT: Final[dict[type[JobEvent], int]] = {Completed: 0, Failed: 1, DeadLettered: 2}
 _ATTEMPTS: Final = _WORKER_AT["attempts"]
 
@@ -133,8 +133,8 @@ class SeenJob(msgspec.Struct, frozen=True, gc=False):
     """A job and two server times of it, kept beside the fold because events carry only their appenders' times."""
 
     job: Job
-    first_us: int  #: of its first event
-    since_us: int  #: of the event that began its present state, or its present attempt
+    first_us: int  #: time of its first event
+    since_us: int  #: time of the event that began its present state or attempt
 
 
 def microseconds(at: datetime) -> int:
@@ -148,11 +148,11 @@ def moment(time_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_us)
 
 
-Sums = Sequence[int | Spread | None]  #: what columns that add up hold, spreads not yet as text
+Sums = Sequence[int | Spread | None]  #: values of columns that add up; spreads are not yet text
 
 
 def cell_values(cell: Cell) -> Sums:
-    """Return a cell as its columns hold it: the counters, then the histograms."""
+    """Return a cell as values of its columns: the counters, then the histograms."""
     values: list[int | Spread | None] = [*cell.counts]
     for durations_us in (cell.waits_us, cell.runs_us, cell.totals_us):
         values += histogram_values(durations_us)
@@ -160,17 +160,17 @@ def cell_values(cell: Cell) -> Sums:
 
 
 def histogram_values(durations_us: list[int]) -> tuple[int, int, Spread | None]:
-    """Return durations as the columns of a histogram hold them: count, sum and spread."""
+    """Return durations as values of a histogram's columns: count, sum and spread."""
     if not durations_us:
         return 0, 0, None
     bounded = sorted(durations_us)
-    if bounded[0] < 0 or bounded[-1] > DURATION_US_MAX:  # by a clock that was set
+    if bounded[0] < 0 or bounded[-1] > DURATION_US_MAX:  # because a clock was set
         bounded = [min(max(each, 0), DURATION_US_MAX) for each in bounded]
     return len(bounded), sum(bounded), spread_of(bounded)
 
 
 def added(one: Sums, other: Sums) -> Sums:
-    """Add up what columns hold, one by one."""
+    """Add up the values of columns, one by one."""
     return [
         add(mine, its) if isinstance(mine, int) and isinstance(its, int) else _merged(mine, its)
         for mine, its in zip(one, other, strict=True)
@@ -184,12 +184,12 @@ def _merged(one: int | Spread | None, other: int | Spread | None) -> Spread | No
 
 
 def as_stored(values: Sums) -> tuple[Value, ...]:
-    """Return values as SQLite takes them."""
+    """Return values in the form for SQLite."""
     return tuple([each if isinstance(each, int) else to_text(each) for each in values])
 
 
 class Cell:
-    """What happened in one minute to the jobs of a task in a queue; durations as they came, counted in the end."""
+    """The counts of one minute for the jobs of a task in a queue; durations are collected, and counted in the end."""
 
     __slots__ = ("counts", "runs_us", "totals_us", "waits_us")
 
@@ -201,7 +201,7 @@ class Cell:
 
 
 class Tally:
-    """What the events of one transaction add up to."""
+    """The sums of the events of one transaction."""
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, str, str], Cell] = {}  #: by (minute since 1970, queue, task)
@@ -209,7 +209,7 @@ class Tally:
         #: By (queue, task, type of error), in the order of the stream: `FAILURE_COUNTERS`.
         self.failures: dict[tuple[str, str, str], list[int]] = {}
         self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
-        self.tenants: dict[str, dict[JobState, int]] = {}  #: as `gauges`, by tenant
+        self.tenants: dict[str, dict[JobState, int]] = {}  #: jobs by state, by tenant
         self.tenant_hours: dict[
             tuple[int, str], list[int]
         ] = {}  #: by (hour since 1970, tenant): counts at the places of `_TENANT_AT`
@@ -306,7 +306,7 @@ class Tally:
             self.tenant_hours.setdefault(hour, [0, 0, 0])[of_tenant] += 1
         if kind is Failed or kind is DeadLettered:
             self._failure(after, COUNTERS[place])
-            if after.state is _QUEUED:  # its work item is delivered again
+            if after.state is _QUEUED:  # its work item will be delivered again
                 cell.counts[_AT["retried"]] += 1
         if before is None:
             return
@@ -323,7 +323,7 @@ class Tally:
             cell.totals_us.append(now_us - before.first_us)
 
     def _failure(self, job: Job, name: str) -> None:
-        """Count under the type of the job's newest error, which is the event's own where that has one."""
+        """Count under the type of the job's newest error, which is the event's own error if it has one."""
         error = job.error
         kind = error.type[:ERROR_TYPE_CHARACTERS_MAX] if error is not None else NO_ERROR
         counts = self.failures.setdefault((job.queue, job.task, kind), [0] * len(FAILURE_COUNTERS))
@@ -362,7 +362,7 @@ def _has_failed(job: Job) -> bool:
 def _first_seen(event: JobEvent, job: Job, now_us: int) -> SeenJob:
     if type(event) in ORDERS:
         return SeenJob(job, now_us, now_us)
-    # Its first events were archived: the times that it carries itself are the best there are.
+    # Its first events were archived, so the times in `carried` are the best known.
     running = job.running_attempt
     since = job.updated_at if running is None else running.started_at
     return SeenJob(job, microseconds(job.created_at), microseconds(since))

@@ -1,7 +1,7 @@
-"""The table of acts: what a person did to a job, a queue or an unreadable message, with who, when and why.
+"""The table of acts: acts of people on a job, a queue or an unreadable message, with actor, time and reason.
 
-An act has the name that its caller gave (`by`), which the ledger cannot prove. Whether an event is an act depends on
-the event and on the job before it.
+The actor of an act is the name that its caller gave (`by`), which the ledger cannot prove. Whether an event is an act
+depends on the event and on the job before it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _PUT: Final = ACTS.putting()
 _WAS_AN_ACT: Final = "UPDATE acts SET unsure = 0 WHERE job = ? AND queue = ? AND unsure = 1"
 _WAS_NONE: Final = "DELETE FROM acts WHERE job = ? AND queue = ? AND unsure = 1"
 
-#: Types of event that can be an act, or tell of one.
+#: Types of events that can be an act, or show one.
 ACT_CLASSES: Final = frozenset[type[JobEvent]](
     {
         Scheduled,
@@ -100,46 +100,46 @@ ACT_CLASSES: Final = frozenset[type[JobEvent]](
 
 
 class ActRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that somebody did to a job or a queue, or the acknowledgement of an unreadable message."""
+    """One act on a job or a queue, or the acknowledgement of an unreadable message."""
 
-    stream_sequence: int  #: of the event that records it
-    at: str  #: the server's clock, ISO-8601 text in UTC
+    stream_sequence: int  #: stream sequence of the event that records it
+    at: str  #: time by the server's clock, ISO-8601 text in UTC
     by: str  #: an operator's name, or the identity of the program that acted without naming one
     act: ActName  #: `retry` ends a wait early, `reschedule` moves its end, `requeue` gives a dead letter new attempts
-    queue: str  #: of the job, or that was paused or resumed; "" of `acknowledge`
-    job: str  #: "" of a queue, and of `acknowledge`
+    queue: str  #: queue of the job, or the paused or resumed queue; "" for `acknowledge`
+    job: str  #: id of the job; "" for acts on a queue, and for `acknowledge`
     task: str
     reason: Annotated[str, REASON]
-    new_input: bool  #: of a requeue that replaced the job's input
+    new_input: bool  #: True for a requeue that replaced the job's input
 
 
 class ActGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that somebody did to one job, or at once to many."""
+    """One act on one job, or on many jobs at once."""
 
     newest: ActRow
-    count: int  #: jobs; 1 also of what is about no job
-    queue: str  #: "" where the jobs are of several queues
-    task: str  #: "" where they are of several tasks
-    is_whole: bool = True  #: False: earlier acts were not looked at, and may belong to it
+    count: int  #: number of jobs; 1 also for an act on no job
+    queue: str  #: "" if the jobs are of several queues
+    task: str  #: "" if the jobs are of several tasks
+    is_whole: bool = True  #: False: earlier acts were not read, and may belong to it
 
 
 class ActGroups(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest acts, those to many jobs at once in one group."""
+    """The newest acts; an act on many jobs is one group."""
 
     items: list[ActGroup]
-    acts: int  #: how many acts they are
+    acts: int  #: number of acts in the groups
 
 
 class ActFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which acts; None is no condition."""
+    """A choice of acts; None sets no condition."""
 
-    by: str | None = None  #: one actor
+    by: str | None = None  #: name of the actor
     act: ActName | None = None
     queue: str | None = None
-    job: str | None = None  #: one job's id
-    since: datetime | None = None  #: at this time or later, by the server's clock
-    from_sequence: int = 1  #: at this stream sequence or later
-    #: Only of queues and tasks with such names; see `JobFilter`.
+    job: str | None = None  #: id of the job
+    since: datetime | None = None  #: only acts at this time or later, by the server's clock
+    from_sequence: int = 1  #: only acts at this stream sequence or later
+    #: Patterns of the names of queues and tasks; see `JobFilter`.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
 
@@ -165,10 +165,10 @@ class NotedActs:
         self._rows: list[Row] = []
         self._told: list[
             tuple[str, tuple[str, str]]
-        ] = []  # statements that settle rows stored as unsure: they were acts, or were none
+        ] = []  # statements for rows stored as unsure, once it is known whether they were acts
 
     def add(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
-        """Note what an event of one of `ACT_CLASSES` tells; `before` is the job before it, None where that is unknown."""
+        """Note the act in an event of one of `ACT_CLASSES`; `before` is the job before it, None if unknown."""
         event = stored.event
         match event:
             case Queued() | Held():
@@ -201,14 +201,14 @@ class NotedActs:
             self._note(stored, "requeue", event.reason, new_input=edited)
         elif event.rerun_of is not None and not event.prev:
             self._rerun(stored, event, event.rerun_of)
-        elif event.cause == "cancelling":  # a run that waits, and has something to undo first
+        elif event.cause == "cancelling":  # cancels a waiting run, which has steps to undo first
             self._note(stored, "cancel", event.reason)
         elif event.signal is not None:
             self._signal(stored, event.signal.name)
         elif event.cause == "resumed" and _is_resumed(before):
             if before is None or not before.pause_reason.startswith(WITH_ITS_RUN):
                 self._note(stored, "resume", event.reason)
-        elif event.reason:  # only a person's has a reason: timers and reactors give none
+        elif event.reason:  # only an act of a person has a reason; timers and reactors give none
             self._note(stored, "retry", event.reason)
 
     def _wait(self, stored: StoredEvent, event: Scheduled | Paused, before: Job | None) -> None:
@@ -219,15 +219,15 @@ class NotedActs:
                 self._pause(stored, event.reason)
         elif event.rerun_of is not None:
             self._rerun(stored, event, event.rerun_of)
-        elif event.reason:  # neither a first event nor a further call of a debounced job has one
+        elif event.reason:  # a first event, and a further call of a debounced job, have no reason
             self._note(stored, "reschedule", event.reason)
 
     def _pause(self, stored: StoredEvent, reason: str) -> None:
-        if not reason.startswith(WITH_ITS_RUN):  # else a reactor paused it, as a child
+        if not reason.startswith(WITH_ITS_RUN):  # else a reactor paused it as the child of a paused run
             self._note(stored, "pause", reason)
 
     def _signal(self, stored: StoredEvent, name: str) -> None:
-        if not is_identity(stored.event.by):  # programs may send very many, and name nobody
+        if not is_identity(stored.event.by):  # not for programs that name no person: they may send very many
             self._note(stored, "signal", name)
 
     def _rerun(self, stored: StoredEvent, event: Queued | Held | Scheduled, source: RerunOf) -> None:
@@ -254,30 +254,30 @@ class NotedActs:
 def put_act(
     connection: sqlite3.Connection, message: Message, act: ActName, *, by: str, reason: str, queue: str = ""
 ) -> None:
-    """Write an act that is about no job."""
+    """Write an act on something other than a job."""
     told = (by, act, queue, "", "", reason, 0, 0)
     connection.execute(_PUT, (message.stream_sequence, time_text(message.stored_at), *told))
 
 
 def _is_resumed(before: Job | None) -> bool:
-    """Whether a job that goes on, or waits again, was paused by a person: then one resumed it."""
+    """Return whether a person had paused the job: then its going on is the act of a person who resumed it."""
     return before is not None and before.state is JobState.PAUSED
 
 
 def _waits(job: Job) -> bool:
-    """Whether a `paused` of this job is an act; of a running job the act was `pause_requested`, which came before."""
+    """Return whether a `paused` of this job is an act; for a running job the act was `pause_requested` before."""
     return job.state in PENDING_STATES and not job.pause_requested
 
 
 def _waited(job: Job) -> bool:
-    """Whether a `cancelled` of this job ends a wait: then a person cancelled it.
+    """Return whether a `cancelled` of this job ends a wait, so that a person cancelled it.
 
-    The worker that runs a job, or takes it over, appends `cancelled` because the task asked for it, or to obey a
-    `cancel_requested`, which is an act of its own.
+    The `cancelled` of a running job is appended by its worker, or by one that takes the job over: the task asked for
+    it, or it answers a `cancel_requested`, which is an act of its own.
     """
     return job.state in PENDING_STATES and not job.cancel_requested
 
 
 def _ended_waiting(job: Job) -> bool:
-    """Whether a job that was carried over as cancelled was cancelled while it waited; see `_waited`."""
+    """Return whether a job that was carried over as cancelled was cancelled while it waited; see `_waited`."""
     return not job.cancel_requested and (not job.attempts or job.attempts[-1].state != "cancelled")

@@ -1,4 +1,4 @@
-"""The tables of webhooks and of watches: what the newest event of each says."""
+"""The tables of webhooks and of watches: the state after the newest event of each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _STATES: Final = (
 
 
 class HookStates(msgspec.Struct, frozen=True, kw_only=True):
-    """What an alert is about: 1 for a webhook that is disabled and a watch that fires, 0 for the others, by name."""
+    """States for alerts, by name: 1 for a disabled webhook or a firing watch, 0 for the others."""
 
     webhooks: dict[str, int]
     watches: dict[str, int]
@@ -73,7 +73,7 @@ class HookStates(msgspec.Struct, frozen=True, kw_only=True):
 def read_hooks(select: Callable[[str], Sequence[Sequence[Any]]], values_max: int, other: str) -> HookStates:
     """Return the state of every webhook and watch; `select` runs a statement on a projection's file.
 
-    Of each kind the first `values_max` have names; the rest share the name `other`, which is 1 if one of them is.
+    The first `values_max` of each kind are by name; the others share the name `other`, which is 1 if one of them is.
     """
     found: dict[str, dict[str, int]] = {"webhook": {}, "watch": {}}
     for kind, name, state in select(_STATES):

@@ -12,13 +12,13 @@ from jobledger.projections.statistics.answers import OF_INTEREST
 from jobledger.projections.statistics.held import IS_HELD
 from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
-VERSION: Final = 24  #: of the tables of jobs, runs and their steps: one more whenever a column changes
-#: The id leads, so that one index serves both the key and the search by id prefix over all queues.
+VERSION: Final = 24  #: version of the tables of jobs, runs and steps; raised whenever a column changes
+#: The id is first, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
     "id": text("the job's id, unique within its queue"),
     "queue": text("the queue"),
 }
-#: Fields of the job's order that are texts, as they are.
+#: Fields of the job's order that are stored unchanged as text.
 _OF_ORDER: Final = {
     "tenant": text("whom the job belongs to, or empty"),
     "batch": text("the batch the job is part of, or empty"),
@@ -26,7 +26,7 @@ _OF_ORDER: Final = {
     "correlation": text("the first cause the job belongs to, or empty"),
     "key": text("the key that seals the job's values, `<owner>/<number>`; empty for a job without an owner"),
 }
-#: Written once, when a job is first seen.
+#: Columns that are written once, when a job is first seen.
 _FIXED: Final = {
     "task": text("the name of the function the job runs"),
     "created_at": timestamp("when it was enqueued"),
@@ -40,7 +40,7 @@ _FIXED: Final = {
     "data": text("the input, as JSON; NULL without any"),
     "first_us": integer("the server's time of its first event, in microseconds since 1970", is_internal=True),
 }
-#: Written again whenever the job changes.
+#: Columns that are written again whenever the job changes.
 _CHANGING: Final = {
     "status": text("the state, one of those in [lifecycle](lifecycle.md#states)"),
     "priority": text("`high`, `normal` or `low`"),
@@ -71,7 +71,7 @@ _CHANGING: Final = {
         is_internal=True,
     ),
 }
-#: The projector writes these for runs and their children alone; in other rows they stay NULL and cost nothing.
+#: Columns that the projector writes for runs and their children alone; in other rows they stay NULL and cost nothing.
 _OF_RUNS: Final = {
     "parent_queue": text("of the child of a run: the run's queue; NULL: it is nobody's child"),
     "parent_id": text("of the child of a run: the run's id"),
@@ -83,8 +83,8 @@ _OF_RUNS: Final = {
         "spaces, or `operator` where a person paused the job; NULL: it waits for none of these, or its own code knows"
     ),
 }
-#: Dead children of runs, and runs that died since another job has the id of a child. Each is looked for every few
-#: seconds, among dead letters that may be many.
+#: Dead children of runs, and runs that died because another job has the id of a child. Each is searched for every few
+#: seconds, among possibly many dead letters.
 IS_DEAD_CHILD: Final = "status = 'dead_lettered' AND parent_id IS NOT NULL"
 LACKS_CHILD: Final = "error_type = 'ChildIdTakenError'"
 JOBS: Final = Table(
@@ -92,7 +92,8 @@ JOBS: Final = Table(
     row="job, as its events add up; an id is unique within its queue",
     columns={**_JOB_KEY, **_FIXED, **_CHANGING, **_OF_RUNS},
     key=tuple(_JOB_KEY),
-    # Every list is newest first, of all jobs or of one status, queue or task; one of a queue or a task merges its states.
+    # Every list is newest first: of all jobs, or of one status, queue or task. A list of a queue or a task merges its
+    # states.
     indexes=(
         Index(("created_at",)),
         Index(("status", "created_at")),
@@ -126,7 +127,7 @@ ATTEMPTS: Final = Table(
         "worker": text("who ran it: `<host>-<pid>-<random>`"),
         "epoch": integer("the stream sequence of its `started`"),
         "started_at": timestamp("when it began"),
-        # from here on what changes when the attempt ends
+        # columns from here on change when the attempt ends
         "status": text("`running`, or how it ended"),
         "finished_at": timestamp("when it ended; NULL while it runs"),
         "duration_ms": real(
@@ -158,7 +159,7 @@ DEAD_LETTERS: Final = Table(
         "last_sequence": integer("the stream sequence of its newest event"),
     },
     key=("job_id", "queue"),
-    # Causes are counted by these columns alone: without the rows, which hold tracebacks.
+    # Causes are counted by these columns alone, without reading the rows, which hold tracebacks.
     indexes=(
         Index(("dead_at",)),
         Index(("fingerprint", "dead_at", "queue", "task", "tenant")),
@@ -168,7 +169,7 @@ DEAD_LETTERS: Final = Table(
 )
 V_JOBS: Final = View(name="v_jobs", of=JOBS, renamed={"started_at": "processed_at", "error": "last_error"})
 V_ATTEMPTS: Final = View(name="v_attempts", of=ATTEMPTS)
-#: Jobs that recorded a step, with what became of their steps.
+#: Jobs that recorded a step, with counts of their steps by outcome.
 RUNS: Final = Query(
     name="runs",
     columns={
@@ -186,7 +187,7 @@ RUNS: Final = Query(
         "FROM steps AS s JOIN jobs AS j ON j.id = s.job_id AND j.queue = s.queue GROUP BY j.id, j.queue"
     ),
 )
-#: Every run that has children, with all below it: the root itself has depth 0.
+#: Every run that has children, with all jobs below it; the root itself has depth 0.
 RUN_TREE: Final = Query(
     name="run_tree",
     columns={
@@ -209,8 +210,9 @@ RUN_TREE: Final = Query(
 )
 
 #: Stand-ins for NULL as values of `jobs` and `attempts`. Python's sqlite3 looks for an adapter of every None and every
-#: bytes, in vain, which takes about a microsecond each; it does not for str, int, float and bytearray (`need_adapt` in
-#: CPython's Modules/_sqlite/statement.c). In SQLite no number equals a text, so no real value equals its stand-in.
+#: bytes, in vain, which takes about a microsecond each; it does not do so for str, int, float and bytearray
+#: (`need_adapt` in CPython's Modules/_sqlite/statement.c). In SQLite no number equals a text, so no real value equals
+#: its stand-in.
 NULL_TEXT: Final = 0
 NULL_NUMBER: Final = ""
 _NULLABLE: Final = {
@@ -247,7 +249,7 @@ _ATTEMPT_COLUMNS: Final = tuple(ATTEMPTS.columns)
 _OF_AN_END: Final = _ATTEMPT_COLUMNS[_ATTEMPT_COLUMNS.index("status") :]
 
 INSERT_JOB: Final = f"INSERT INTO jobs ({', '.join(INSERTED)}) VALUES ({_nullable_marks(INSERTED)})"  # noqa: S608
-#: Names only what can change: SQLite rewrites every index that has a column named here, changed or not.
+#: Names only columns that can change: SQLite rewrites every index with a column named here, changed or not.
 UPDATE_JOB: Final = (
     f"UPDATE jobs SET {', '.join(f'{name} = {_nullable_marks((name,))}' for name in _CHANGING)} "  # noqa: S608
     "WHERE id = ? AND queue = ?"

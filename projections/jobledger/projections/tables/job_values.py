@@ -1,4 +1,4 @@
-"""A folded job -> the values of its rows. Pure: equal jobs give equal rows, byte for byte.
+"""The values of a folded job's rows. Pure: equal jobs give equal rows, byte for byte.
 
 Times become ISO-8601 text in UTC with all six digits of microseconds, so that text order is time order.
 """
@@ -32,11 +32,11 @@ _decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
 
 
 def without_input(job: Job) -> Job:
-    """Return the job as it is kept between events: its input stays in the column `data` alone.
+    """Return the job as it is kept between events, without its input, which the column `data` holds.
 
-    `evolve` does not read the input, so the rest of the job is the same without it. The input is kept
-    where the column cannot give it back: beside a reference, or when it is not UTF-8. Steps of a run lose their
-    results and the inputs of their children.
+    `evolve` does not read the input, so the rest of the job is the same without it. The input is kept if the column
+    cannot return it: beside a reference, or if it is not UTF-8. Steps of a run lose their results and the inputs of
+    their children.
     """
     order, steps = _lean_order(job), lean_steps(job.steps) if job.steps else job.steps
     if order is job.order and steps is job.steps:
@@ -52,9 +52,9 @@ def _lean_order(job: Job) -> Order:
 
 
 def fold_bytes(job: Job) -> bytes:
-    """Return the column `fold`: the job without its input, and without its id, queue and result, which columns hold.
+    """Return the column `fold`: the job without its input, id, queue and result, which other columns hold.
 
-    Also without its end where that is the time of its newest event, as of nearly all jobs.
+    Its end is left out, too, if it is the time of its newest event, as for nearly all jobs.
     """
     kept, end = job.result, job.finished_at
     if end is job.updated_at:
@@ -134,12 +134,12 @@ def job_fixed(job: Job, first_us: int) -> Row:
 
 
 def _waits(job: Job) -> bool:
-    """Whether the job waits for a step, or for a person."""
+    """Return whether the job waits for a step, or for a person."""
     return bool(job.awaited) or job.state is JobState.PAUSED
 
 
 def job_of_run(job: Job, before: Job | None) -> Row | None:
-    """Return the values of the columns that only runs and their children have; None where they stay as they are."""
+    """Return the values of the columns that only runs and their children have; None if they do not change."""
     is_new = before is None and (job.order.member is not None or job.order.version)
     if not (is_new or _waits(job) or (before is not None and _waits(before))):
         return None
@@ -155,7 +155,7 @@ def attempt_rows(job: Job, before: Job | None) -> list[Row]:
     if before is not None:
         known = before.attempts[job.attempts_dropped - before.attempts_dropped :]
     first = 0
-    # Untouched attempts are the same objects: `evolve` passes them on.
+    # Unchanged attempts are the same objects, since `evolve` passes them on.
     while first < min(len(known), len(job.attempts)) and known[first] is job.attempts[first]:
         first += 1
     return [

@@ -1,4 +1,4 @@
-"""The tables of jobs, attempts, steps, dead letters, acts and statistics: folds a batch of events, writes each job once.
+"""The tables of jobs, attempts, steps, dead letters, acts and statistics: folds events, writes each job once.
 
 The caller owns the transaction. If it does not commit, it must call `forget`, since the cache is ahead then.
 """
@@ -41,7 +41,7 @@ class _NotNewError(sqlite3.IntegrityError):
 def _is_rerun(event: JobEvent) -> bool:
     if not isinstance(event, Queued | Scheduled | Held) or event.rerun_of is None:
         return False
-    return event.member is None  # else a run made it
+    return event.member is None  # else a run made the job
 
 
 def _sequence(stored: StoredEvent) -> int:
@@ -51,7 +51,7 @@ def _sequence(stored: StoredEvent) -> int:
 class JobRows(Rows):
     """The rows of jobs, and through a `Tally` those of statistics.
 
-    Keeps the folds of the jobs that changed last, as far as the limits go; others are read back from their rows.
+    Keeps the folds of the jobs that changed last, within limits; others are read back from their rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, cache: CacheLimits) -> None:
@@ -59,7 +59,7 @@ class JobRows(Rows):
         self._limits = cache
         self._cache: OrderedDict[_Key, tuple[SeenJob, int]] = OrderedDict()  # (fold without input, its bytes)
         self._cache_bytes = 0
-        self._counted_through: int | None = None  # as in the position; None: not looked at yet
+        self._counted_through: int | None = None  # as in the position; None: not read yet
         self._levels = Levels(connection)
         install(connection)
 
@@ -74,13 +74,13 @@ class JobRows(Rows):
         self._cache_bytes = 0
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
-        """Begin with what an archive run counted; see `table.Rows`."""
+        """Begin with the counts of an archive run; see `table.Rows`."""
         if counts is not None and counts.through_sequence >= first_sequence - 1:
             begin_with(self._connection, counts)
 
     def apply(self, messages: Sequence[Message]) -> None:
         """Fold job events, and write the rows of every job they touch."""
-        events = cast("Sequence[StoredEvent]", messages)  # as which every message about a job is read
+        events = cast("Sequence[StoredEvent]", messages)  # messages about jobs are decoded as these
         if self._counted_through is None:
             self._counted_through = int(self._connection.execute(SELECT_COUNTED).fetchone()[0])
         if not self._counted_through:
@@ -95,7 +95,7 @@ class JobRows(Rows):
             self._apply(events[counted:])
 
     def _apply(self, events: Sequence[StoredEvent], *, totals: bool = True) -> None:
-        """Assume that jobs which begin here have no row, as is nearly always true: a look costs as much as the row."""
+        """Assume that jobs which begin here have no row, as is nearly always so: a check costs as much as the row."""
         try:
             self._fold(events, totals=totals, begun_are_new=True)
         except _NotNewError:
@@ -133,7 +133,7 @@ class JobRows(Rows):
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, now_us)
-            if type(event) in ACT_CLASSES and (event.prev or _is_rerun(event)):  # to begin a job is no act
+            if type(event) in ACT_CLASSES and (event.prev or _is_rerun(event)):  # a beginning is no act
                 acts.add(stored, None if known is None else known.job, job)
             if job.steps or job.signals:
                 steps.add(stored, None if known is None else known.job, job)
@@ -157,7 +157,7 @@ class JobRows(Rows):
             remove_steps(self._connection, (job_id, queue))
 
     def _began_before(self, event: JobEvent) -> bool:
-        """Whether the job's first events were archived: then it has no row before its `carried`.
+        """Return whether the job's first events were archived, so that it has no row before its `carried`.
 
         The archive run that took them stored the whole job later in the ledger.
         """
@@ -198,7 +198,7 @@ class JobRows(Rows):
                 updates.append((*values.job_changing(job, fold, seen.since_us), *key))
                 if (
                     job.order.input is not NO_VALUE or job.order.input_ref is not old.order.input_ref
-                ):  # requeued with another one
+                ):  # requeued with another input
                     inputs.append((values.data_text(job), *key))
             attempts += values.attempt_rows(job, old)
             of_run = values.job_of_run(job, old)
@@ -220,8 +220,8 @@ class JobRows(Rows):
     def _insert(self, keys: list[_Key], inserts: list[Row]) -> None:
         """Insert the rows of new jobs, or none.
 
-        Without a savepoint: a draft has no journal to roll back with, and a file that is followed would write each
-        changed page to a temporary file, too.
+        It uses no savepoint: a draft has no journal for a rollback, and in a followed file each changed page would also
+        be written to a temporary file.
 
         Raises: _NotNewError.
         """

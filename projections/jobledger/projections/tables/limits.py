@@ -1,4 +1,4 @@
-"""The table of limits as they are defined."""
+"""The table of the limits' definitions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LIMITS: Final = Table(
     key=("name", "limit_key"),
     sequence="last_sequence",
 )
-#: Columns with several words.
+#: Columns that hold several words.
 _PATTERNS: Final = ("queues", "tasks")
 _PUT: Final = LIMITS.putting()
 _FORGET: Final = "DELETE FROM limits WHERE name = ?"
@@ -61,7 +61,7 @@ class _LimitKey(Terms, frozen=True):
 
 
 class LimitRow(_LimitKey, frozen=True, kw_only=True):
-    """A limit, or one key of it for which something differs, with its terms."""
+    """A limit, or one key of it with other terms."""
 
     source: str
     set_by: str

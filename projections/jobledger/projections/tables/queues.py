@@ -1,4 +1,4 @@
-"""The table of queues that were ever paused: what the newest event of each says."""
+"""The table of queues that were ever paused: the state after the newest event of each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_pauses(select: Callable[[str], Sequence[Sequence[Any]]]) -> dict[str, Q
 
 
 class QueueRows(Rows):
-    """The rows of `queue_pauses`: each is what the newest event of a queue says."""
+    """The rows of `queue_pauses`: each is the state after the newest event of a queue."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""Which aggregates have tables: a new one's are declared in a module of their own and added to `TABLES`, nowhere else.
+"""The aggregates that have tables: those of a new one are declared in their own module, and added only to `TABLES`.
 
 An aggregate without tables only moves the position.
 """
@@ -60,7 +60,7 @@ def all_queries() -> tuple[Query, ...]:
 
 
 def schema_version() -> int:
-    """Return the version of all tables together, which grows with that of each aggregate's."""
+    """Return the version of all tables together, which grows with the version of each aggregate."""
     return sum(each.version for each in TABLES.values())
 
 
@@ -85,18 +85,18 @@ class LedgerRows(Rows):
                     rows.apply(chosen)
 
     def go_on_from(self, counts: Counts | None, first_sequence: int) -> None:
-        """Begin with what was counted; see `table.Rows`."""
+        """Begin with earlier counts; see `table.Rows`."""
         for rows in self._rows.values():
             rows.go_on_from(counts, first_sequence)
 
     def forget(self) -> None:
-        """Forget what was kept in memory; see `table.Rows`."""
+        """Forget data in memory; see `table.Rows`."""
         for rows in self._rows.values():
             rows.forget()
 
 
 def _others(messages: Sequence[Message]) -> dict[str, list[Message]]:
-    """Return the messages that are not about jobs, by aggregate; those that are no events have one of their own."""
+    """Return the messages that are not about jobs, by aggregate; messages that are no event are one more."""
     found: dict[str, list[Message]] = {}
     for message in messages:
         if isinstance(message, Unreadable):

@@ -1,4 +1,4 @@
-"""The tables of routes that are set, and of what was delivered to any."""
+"""The tables of the routes that are set, and of all deliveries."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _route_values(route: Route, at: str) -> Row | None:
 
 
 class DeliveryRows(Rows):
-    """The rows of deliveries: each event says all of it."""
+    """The rows of deliveries: each event has the whole row."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

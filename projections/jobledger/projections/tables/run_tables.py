@@ -1,4 +1,4 @@
-"""The table that lists the tables of runs, as the steps that made them recorded them. Their rows lie in files."""
+"""The table that lists the tables of runs, as the steps that made them recorded them. Their rows are in files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def record(self) -> TableRecord:
-        """What the step is recorded to have returned."""
+        """The recorded result of the step."""
         return msgspec.convert(
             {
                 "name": self.name,
@@ -89,17 +89,17 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def made_table(step: Step) -> TableRecord | None:
-    """Return the table that a step made, None where it made none or its result is not at hand."""
+    """Return the table that a step made, None if it made none or its result is not in the event."""
     if step.kind != "table" or step.state != "completed" or step.result is NO_VALUE:
         return None
     try:
         return read_record(bytes(step.result))
-    except InvalidInputError:  # anybody may append what only looks like a table
+    except InvalidInputError:  # the value only looks like a table: anybody may append one
         return None
 
 
 class NotedTables:
-    """The tables that the events of one transaction tell of."""
+    """The tables in the events of one transaction."""
 
     def __init__(self) -> None:
         self._rows: dict[_Key, dict[str, Row]] = {}
@@ -127,7 +127,7 @@ class NotedTables:
         self._rows.setdefault((job.id, job.queue), {})[key] = row
 
     def forget(self, key: _Key) -> None:
-        """Drop what was noted of a job that was archived, since another one has its id."""
+        """Drop the notes on an archived job, because another job has its id now."""
         self._rows.pop(key, None)
 
     def write(self, connection: sqlite3.Connection) -> None:
@@ -146,7 +146,7 @@ def list_tables(
 ) -> Iterator[TableRow]:
     """Yield the tables of a run, or of all runs, those made last first.
 
-    `visible_to`: what holds of the `queue` and `task` of runs whose tables are looked at.
+    `visible_to`: conditions on the `queue` and `task` of the runs.
     """
     condition, values = joined(visible_to)
     wanted = f"{_VISIBLE}{condition})" if visible_to else ""

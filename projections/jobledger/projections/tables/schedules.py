@@ -1,4 +1,4 @@
-"""The table of schedules: what each does, when it ticks next, what its ticks came to."""
+"""The table of schedules: the definition of each, its next tick, and the outcomes of its ticks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jobledger.projections.table import (
     timestamp,
 )
 
-#: Written with every event, which says the whole state.
+#: Columns that are written with every event, which has the whole state.
 _STATE: Final = {
     "name": text("its name"),
     "status": text(
@@ -61,14 +61,14 @@ _STATE: Final = {
     "updated_at": timestamp("the server's time of its newest event"),
     "last_sequence": integer("the stream sequence of its newest event"),
 }
-#: Added up, as far as these rows go back.
+#: Columns that add up events since the beginning of the rows.
 _SUMS: Final = {
     "missed_count": integer("ticks that were missed and not caught up, since these rows begin"),
     "skipped_count": integer(
         "ticks that made no job because the last one had not ended, since these rows begin"
     ),
 }
-#: Written by the events that say so.
+#: Columns that only some events change.
 _SAID: Final = {
     "last_skipped_at": timestamp(
         "the planned moment of the newest tick that made no job, for either reason; NULL without one in these rows"
@@ -97,7 +97,7 @@ _PUT: Final = (
 _SKIPPED: Final = "UPDATE schedules SET last_skipped_at = ? WHERE name = ?"
 _DECLARED: Final = "UPDATE schedules SET declared_at = ?, declared_by = ? WHERE name = ?"
 _PAUSED: Final = "UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?"
-#: Matches ticks of one schedule alone: another schedule's name may begin with this one's.
+#: Matches only ticks of this schedule: another schedule's name may begin with this one's.
 _TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6
 _MICROSECONDS: Final = "[0-9]" * 6
 _FAILURE: Final = (
@@ -109,7 +109,7 @@ _TICKS: Final = (
     "SELECT tick, queue, task, id, status, error_type, created_at, completed_at FROM jobs WHERE tick <> '' "
     "AND tick > ? AND tick < ? AND (tick GLOB ? OR tick GLOB ?) ORDER BY tick DESC LIMIT ?"
 )
-#: How many ticks of a schedule are told.
+#: The most ticks of a schedule that are returned.
 TICKS_SHOWN: Final = 10
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
@@ -149,24 +149,24 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest tick whose job failed, whatever became of it since."""
+    """The newest tick whose job failed, even if the job completed since."""
 
     job: str
     error_type: str
     error: str
-    updated_at: str  #: of the job's newest event
+    updated_at: str  #: time of the job's newest event
 
 
 class TickRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A tick that has a job, and what became of that. Times are ISO-8601 text in UTC."""
+    """A tick that has a job, and the state of the job. Times are ISO-8601 text in UTC."""
 
     tick: str  #: the planned moment
-    late_s: float  #: how long after it the job was made, in seconds
+    late_s: float  #: seconds from it to the making of the job
     queue: str
     task: str
     job: str
     status: str
-    error_type: str | None  #: of the job's newest failure
+    error_type: str | None  #: error type of the job's newest failure
     completed_at: str | None
 
 
@@ -174,13 +174,13 @@ _SELECT: Final = f"SELECT {', '.join(ScheduleRow.__struct_fields__)} FROM schedu
 
 
 def read_schedules(select: Select, name: str | None = None) -> list[ScheduleRow]:
-    """Return the schedules by name, or one; those that were removed, too. `select` runs a statement on the file."""
+    """Return the schedules by name, or one; removed schedules, too. `select` runs a statement on the file."""
     where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
     return [_row(row) for row in select(f"{_SELECT}{where} ORDER BY name", values)]
 
 
 def late_schedules(select: Select, before: datetime) -> list[tuple[str, str]]:
-    """Return name and due time of the schedules whose tick was due before a moment and has not come, the oldest first."""
+    """Return name and due time of schedules with an overdue tick, due before a moment; the oldest first."""
     sql = (
         "SELECT name, next_run_at FROM schedules WHERE next_run_at IS NOT NULL AND next_run_at < ? ORDER BY 2"
     )
@@ -221,7 +221,7 @@ def last_ticks(select: Select, name: str) -> list[TickRow]:
 
 
 def _of(name: str) -> tuple[str, str, str, str]:
-    """Return what the two statements on ticks compare with."""
+    """Return the values of the two statements on ticks."""
     return f"{name}-0", f"{name}-:", f"{name}-{_TICK}Z", f"{name}-{_TICK}{_MICROSECONDS}Z"
 
 
@@ -232,7 +232,7 @@ def _row(values: Sequence[Any]) -> ScheduleRow:
 
 
 class ScheduleRows(Rows):
-    """The rows of schedules: each event says the whole state, so a row is written over."""
+    """The rows of schedules: each event has the whole state, so it replaces the row."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The table of slots: which job holds a slot of which limit. `limits.holders` folds the events, as everywhere else."""
+"""The table of slots: which job holds a slot of which limit. `limits.holders` folds the events, here as elsewhere."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ _KEEP: Final = (
 )
 _COUNT: Final = "SELECT limit_key, count(*) FROM slots GROUP BY limit_key ORDER BY limit_key"
 
-#: Events of jobs that may say something about slots, beside `queued` and `completed`.
+#: Events of jobs that may change slots, beside `queued` and `completed`.
 _TOLD: Final[frozenset[type[JobEvent]]] = FINAL | OF_AN_ATTEMPT | {Carried}
 
 
 def slots_taken(select: Callable[[str], Sequence[Sequence[Any]]]) -> dict[str, int]:
-    """Return how many jobs hold a slot of each limit that somebody holds; `select` runs a statement on a projection."""
+    """Return how many jobs hold a slot, for each limit with holders; `select` runs a statement on a projection."""
     return {str(key): int(count) for key, count in select(_COUNT)}
 
 
 def _tells(event: JobEvent) -> bool:
-    """Return whether an event may say something about slots: of jobs without limits hardly any does."""
+    """Return whether an event may change slots; hardly any event of a job without limits does."""
     kind = type(event)
-    if kind is Started:  # first, since these three are nearly all events
+    if kind is Started:  # the first check, as nearly all events are of these three types
         return False
     if isinstance(event, Queued):
         return event.grant > 0
@@ -96,12 +96,12 @@ class _Wait(NamedTuple):
 
 
 class SlotRows(Rows):
-    """The rows of slots. Given every message in stream order, and before the rows of jobs and limits know of it."""
+    """The rows of slots. They get every message in stream order, before the rows of jobs and limits get it."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection
         self._holders: Holders | None = None  # None: not read from the rows yet
-        # Changes by the messages of this call; the rows have the earlier ones.
+        # Changes by the messages of this call; earlier changes are in the rows.
         self._waits: dict[JobKey, _Wait | None] = {}
         self._definitions: dict[str, Definition] = {}
 
@@ -161,7 +161,7 @@ class SlotRows(Rows):
                 pass
 
     def _carried(self, holders: Holders, stored: StoredEvent, state: CarriedJob) -> None:
-        """Take in a job that an archive run carried over, whose earlier events may be unknown here."""
+        """Add a job that an archive run carried over, whose earlier events may be unknown here."""
         job = (stored.event.queue, stored.event.job)
         if state.state == "held":
             self._waits[job] = _Wait(state.wait_sequence, state.order.limits)
@@ -178,7 +178,7 @@ class SlotRows(Rows):
             job = (each.queue, each.job)
             wait = self._waits[job] if job in self._waits else self._wait(job)
             if wait is None or wait.held != each.held:
-                continue  # it left before: the grant is void
+                continue  # the job ended its wait before, so the grant has no effect
             self._waits[job] = None
             taken = holders.take(
                 job, wait.limits, held=each.held, grant=message.stream_sequence, keeps=self._keeps
@@ -186,7 +186,7 @@ class SlotRows(Rows):
             self._write(job, holders.jobs[job], taken, message, message.stream_sequence)
 
     def _wait(self, job: JobKey) -> _Wait | None:
-        """Return how a job waited before this call, as the rows of jobs say."""
+        """Return a job's wait before this call, from the rows of jobs; None if it did not wait."""
         queue, job_id = job
         row = self._connection.execute(_JOB, (job_id, queue)).fetchone()
         if row is None:

@@ -1,6 +1,6 @@
-"""The tables of the steps of runs and of the signals they were sent.
+"""The tables of the steps of runs and of the signals sent to them.
 
-A step's state is the fold's. When it began and ended, and in which attempt, is told by its events, which are noted here.
+A step's state comes from the fold. Its beginning, end and attempt come from its events, which are noted here.
 """
 
 from __future__ import annotations
@@ -129,9 +129,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None
     started_at: str | None
     finished_at: str | None
-    duration_ms: (
-        float | None
-    )  #: of its last execution; of a wait, or of children, from its beginning to its end
+    duration_ms: float | None  #: duration of its last execution; for a wait or children, of the whole step
     error_type: str | None
     error: str | None
     result_bytes: int | None
@@ -156,11 +154,11 @@ class SignalRow(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None
     at: str | None
     taken_by: str | None
-    refused: str | None  #: why the wait for it could not read its value; None: it was not refused
+    refused: str | None  #: why its value was refused by the wait for it; None: it was not refused
 
 
 class _StepNotes:
-    """What the events of one step say beside its state."""
+    """Facts from the events of one step, beside its state."""
 
     __slots__ = ("attempt", "finished_at", "started_at")
 
@@ -185,7 +183,7 @@ class NotedSteps:
         self._tables = NotedTables()
 
     def add(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
-        """Note what an event of a run tells; `before` is the job before it, None where it begins there."""
+        """Note the facts in an event of a run; `before` is the job before it, None if the run begins with it."""
         if before is None or after.steps is not before.steps:
             self._note_steps(stored, before, after)
         if before is None or after.signals is not before.signals:
@@ -246,7 +244,7 @@ class NotedSteps:
                 yield job.queue, job.id, signal.name, signal.id, signal.sequence, *said, *became
 
     def write(self, connection: sqlite3.Connection, job_of: Callable[[_Key], Job]) -> None:
-        """Write the rows; `job_of` gives a job as it is after the transaction, which the caller owns."""
+        """Write the rows; `job_of` returns a job as it is after the transaction, which the caller owns."""
         for key in self._steps:
             connection.executemany(_PUT_STEP, self.step_rows(job_of(key)))
         for key in self._signals:
@@ -261,7 +259,7 @@ def remove_steps(connection: sqlite3.Connection, key: _Key) -> None:
 
 
 def step_of(row: Sequence[Any]) -> StepRow:
-    """Return a row of the table under the names of its columns."""
+    """Return a row of the table as a Struct."""
     found = StepRow(**dict(zip(STEPS.columns, row, strict=True)))
     begun, ended = found.started_at, found.finished_at
     if found.kind not in _WAITING or found.copied_from is not None or begun is None or ended is None:
@@ -271,7 +269,7 @@ def step_of(row: Sequence[Any]) -> StepRow:
 
 
 def signal_of(row: Sequence[Any]) -> SignalRow:
-    """Return a row of the table under the names of its columns."""
+    """Return a row of the table as a Struct."""
     return SignalRow(**dict(zip(SIGNALS.columns, row, strict=True)))
 
 
@@ -282,13 +280,13 @@ def read_steps(select: Select, queue: str, job_id: str) -> list[StepRow]:
 
 
 def read_signals(select: Select, queue: str, job_id: str) -> list[SignalRow]:
-    """Return the messages that a run was sent, in their order."""
+    """Return the signals sent to a run, in their order."""
     sql = f"SELECT {', '.join(SIGNALS.columns)} FROM signals WHERE job_id = ? AND queue = ? ORDER BY sequence"  # noqa: S608
     return [signal_of(row) for row in select(sql, (job_id, queue))]
 
 
 def lean_steps(steps: Mapping[str, Step]) -> Mapping[str, Step]:
-    """Return steps without inputs and results, which the fold only passes on: so what is kept of a run stays small."""
+    """Return steps without inputs and results, which the fold only passes on, so that a kept run stays small."""
     if not any(_has_values(step) for step in steps.values()):
         return steps
     return {
@@ -307,7 +305,7 @@ def _begun(event: StepEvent) -> datetime:
         return event.at
     try:
         return event.at - timedelta(milliseconds=max(0.0, event.duration_ms))
-    except OverflowError:  # nothing takes that long
+    except OverflowError:  # no real duration is that long
         return event.at
 
 

@@ -1,4 +1,4 @@
-"""The table of what lies in the ledger and is no event, and of who accepted it."""
+"""The table of messages in the ledger that are no events, and of who accepted them."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ _COUNT: Final = (
 
 
 class SetAside(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages of the ledger are no events."""
+    """The number of messages in the ledger that are no events."""
 
     count: int
-    unacknowledged: int  #: of them, those that nobody accepted
+    unacknowledged: int  #: those that nobody accepted
 
 
 def count_set_aside(select: Callable[[str], Sequence[Sequence[int]]]) -> SetAside:
-    """Return how many there are; `select` runs a statement on a projection's file."""
+    """Return the number of such messages; `select` runs a statement on a projection's file."""
     ((count, unacknowledged),) = select(_COUNT)
     return SetAside(count=count, unacknowledged=unacknowledged)
 
 
 class UnreadableRows(Rows):
-    """The rows of unreadable messages; `apply` gets such messages, and the events by which somebody accepted one."""
+    """The rows of unreadable messages; `apply` gets these, and the events by which a person accepted one."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection
