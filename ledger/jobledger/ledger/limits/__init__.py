@@ -1,1 +1,1 @@
-"""Limits as an application declares them: `Limit` and `Queue`, the keys of a job, and who defines a limit in the ledger."""
+"""Limits as an application declares them: `Limit` and `Queue`, the keys of a job, and the writing of definitions."""

@@ -1,4 +1,4 @@
-"""`Limit` and `Queue`: how many jobs may run at once, and which jobs share that number. Said at a task or a queue."""
+"""`Limit` and `Queue`: how many jobs may run at once, and which jobs share that number. For a task or a queue."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OWN: Final = ("queue", "task")
 
 
 class _NamedLimit(Terms, frozen=True):
-    name: str  #: 1 to 64 of A-Z a-z 0-9 _ and -; "queue" and "task" are limits of the job's own queue or task
+    name: str  #: 1 to 64 of A-Z a-z 0-9 _ and -; "queue" and "task": limits of the job's own queue or task
 
 
 class Limit(_NamedLimit, frozen=True, kw_only=True):
-    """How many jobs may run at once, or start in a period; with `key`, for each value of a key alone.
+    """A bound on the jobs that run at once, or that start in a period; with `key`, for each value of the key.
 
     `Limit("tenant", key="tenant_id", slots=10)`: ten jobs of each tenant at once. With `slots` or `rate` the limit is
     defined by this code: the first enqueue of a process writes it to the ledger, unless a person set it. Without them
@@ -62,7 +62,7 @@ class Limit(_NamedLimit, frozen=True, kw_only=True):
 
     @property
     def is_own(self) -> bool:
-        """Whether its key is the job's own queue or task."""
+        """Whether the key of the limit is the job's own queue or task."""
         return self.name in _OWN
 
 
@@ -71,15 +71,15 @@ class _QueueName(msgspec.Struct, frozen=True):
 
 
 class Queue(_QueueName, frozen=True, kw_only=True):
-    """A queue whose jobs all have some limits, or which shares its workers out between keys: `@task(queue=Queue(...))`.
+    """A queue whose jobs all have some limits, or whose workers are shared between keys: `@task(queue=Queue(...))`.
 
-    `Queue("email", fair="tenant")`: the tenants take turns, however many jobs one of them has. How many turns one
-    gets beside the others follows from the weight of the limit of that name and key: `tenant:acme`.
+    `Queue("email", fair="tenant")`: the tenants take turns, however many jobs one of them has. The share of a tenant's
+    turns follows from the weight of the limit with that name and key: `tenant:acme`.
     """
 
-    limits: tuple[Limit | str, ...] = ()  #: of every job of the queue, beside those of its task
+    limits: tuple[Limit | str, ...] = ()  #: limits of every job of the queue, beside those of its task
     fair: str | None = (
-        None  #: whose turn it is: an argument of the task, "metadata.<name>", or "tenant"; None: no turns
+        None  #: key that takes turns: an argument of the task, "metadata.<name>", or "tenant"; None: none
     )
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Queue(_QueueName, frozen=True, kw_only=True):
 
 
 def divided(limits: object) -> tuple[tuple[str, ...], tuple[Limit, ...]]:
-    """Return the names among some limits, checked, and those that were declared.
+    """Return the checked names of some limits, and the limits among them that are declared here.
 
     Raises: InvalidTokenError, InvalidInputError.
     """
@@ -108,5 +108,5 @@ def divided(limits: object) -> tuple[tuple[str, ...], tuple[Limit, ...]]:
 
 
 def queue_of(queue: str | Queue) -> tuple[str, Queue | None]:
-    """Return a queue's name, and what was declared with it."""
+    """Return a queue's name, and the `Queue` that declares it, if any."""
     return (queue.name, queue) if isinstance(queue, Queue) else (queue, None)

@@ -1,7 +1,6 @@
-"""Who writes definitions of limits to the ledger: a person through `set_limit`, the application's code through `CodeLimits`.
+"""Writing of definitions of limits to the ledger: by a person (`set_limit`) and by code (`CodeLimits`).
 
-Every append is conditional on the newest event of the limit's chain, and what was decided on an older one is decided
-again.
+Every append is conditional on the newest event of the limit's chain, and a decision on an older event is made again.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from jobledger.ledger.model.named_chain import ChangedValue, look
 
 logger = logging.getLogger(__name__)
 
-#: How long an enqueue waits at the most for the definition of its limits; then it goes on without, and logs that.
+#: The longest wait of an enqueue for the definition of its limits; then it goes on without, and logs that.
 _WAIT_S: Final = 2.0
-#: After a failure, how long enqueues go on without another try.
+#: After a failure, enqueues make no other try for this long.
 _PAUSE_S: Final = 10.0
 #: How long an enqueue of a job that names a limit may use the definition that was read before.
 _GOOD_FOR_S: Final = 2.0
@@ -59,12 +58,11 @@ async def change(
     *,
     plan: bool = False,
 ) -> ChangedValue[Definition]:
-    """Append the event for the command that `wish` returns for the limit as it is now; for None append nothing.
+    """Append the event for the command that `wish` returns for the present limit; for None append nothing.
 
-    `plan`: append nothing, and say what would come of it.
+    `plan`: append nothing, and return what the change would be.
 
-    Raises: what `wish` and `definition.decide` raise, WrongSequenceError after too many lost races, and what `Log`
-        raises.
+    Raises: as `wish`, `definition.decide` and `Log`; WrongSequenceError after too many lost races.
     """
 
     def decided(before: Definition | None, now: Stamp) -> LimitEvent | None:
@@ -75,19 +73,19 @@ async def change(
 
 
 async def define_key(log: Log, limit: str, key: str, terms: Terms, stamp: Callable[[], Stamp]) -> None:
-    """Define one key of a limit as code does: what a person set for that key stays.
+    """Define one key of a limit in the name of code: terms that a person set for that key stay.
 
-    Raises: WrongSequenceError after too many lost races, and what `Log` raises.
+    Raises: WrongSequenceError after too many lost races, and as `Log`.
     """
     await change(log, limit, lambda before: _wish(before, key, terms), stamp)
 
 
 class LimitOptions(Protocol):
-    """The options of a job, as far as its limits go; see `Options`."""
+    """The options of a job that concern its limits; see `Options`."""
 
     @property
     def queue(self) -> str:
-        """Where it waits."""
+        """The queue of the job."""
         ...
 
     @property
@@ -105,34 +103,34 @@ class _KnownLimit(NamedTuple):
     """A limit as it was read a moment ago."""
 
     definition: Definition | None
-    until: float  #: by the loop's clock
+    until: float  #: end of its validity, by the loop's clock
 
 
 class CodeLimits:
-    """The limits that jobs of one client name: it writes those that code defines, and checks that a job may name each.
+    """The limits that jobs of one client name: writes those that code defines, and checks that a job may name them.
 
-    A definition that was read counts for a moment, so that few enqueues ask the server for it.
+    A definition that was read is used for a moment, so that few enqueues ask the server for it.
     """
 
     def __init__(self, log: Log, stamp: Callable[[], Stamp]) -> None:
         self._log = log
         self._stamp = stamp
         self._looks = asyncio.Lock()  #: many enqueues begin at once, and one of them reads
-        self._known: dict[str, _KnownLimit] = {}  #: by name, what says who may name a limit
+        self._known: dict[str, _KnownLimit] = {}  #: definitions by name, which say who may name a limit
         self._turn = asyncio.Lock()  #: many enqueues begin at once, and one of them writes
         self._said: dict[
             str, Terms
-        ] = {}  #: by limit or limit:key: the code's terms, written or replaced by a person's
-        self._failed: dict[str, float] = {}  #: when it could not be written or read, by the loop's clock
+        ] = {}  #: by limit or limit:key: terms of the code that are written, or that a person's terms replace
+        self._failed: dict[str, float] = {}  #: time of a failed write or read of a limit, by the loop's clock
 
     async def ensure(
         self, options: LimitOptions, task: str, own: Container[str], *, plan: bool = False
     ) -> None:
-        """Write the limits that a job's task and queue define to the ledger, as far as that can be done at once.
+        """Write the limits that a job's task and queue define to the ledger, as far as that is possible at once.
 
-        `own`: the limits of the task's code that it only names. `plan`: only ask whether the job may name its limits.
+        `own`: limits that the task's code only names. `plan`: only check whether the job may name its limits.
 
-        Raises: ConfigurationError where this process defined a limit otherwise before; as `require`.
+        Raises: ConfigurationError if this process defined a limit otherwise before; as `require`.
         """
         in_code = options.limits_in_code
         for limit in () if plan else in_code:
@@ -144,7 +142,7 @@ class CodeLimits:
         await self.require(declared, job, declared)
 
     async def require(self, limits: Iterable[str], job: tuple[str, str], own: Container[str]) -> None:
-        """Refuse limits that a job names and may not. `job`: its queue and task; `own`: the limits of the task's code.
+        """Refuse limits that a job must not name. `job`: its queue and task; `own`: limits in the task's code.
 
         Raises: AccessDeniedError, UnreachableError, UnknownEventError.
         """
@@ -157,7 +155,7 @@ class CodeLimits:
                 permit_limit(ACTING_FOR.get(), limit, known.definition, job, is_own=limit in own)
 
     async def _read(self, name: str) -> _KnownLimit:
-        """Return a limit as it is; for an operator's own program, as it was if it cannot be read now.
+        """Return the present limit; if it cannot be read, an operator's own program gets the last known one.
 
         Raises: UnreachableError, RefusedError, UnknownEventError.
         """
@@ -180,7 +178,7 @@ class CodeLimits:
             return known or _KnownLimit(None, now)
 
     def _keep(self, name: str, definition: Definition | None) -> _KnownLimit:
-        if len(self._known) >= _KNOWN_MAX:  # callers choose the names
+        if len(self._known) >= _KNOWN_MAX:  # callers choose the names, so their number must be bounded
             self._known.clear()
         known = _KnownLimit(definition, asyncio.get_running_loop().time() + _GOOD_FOR_S)
         self._known[name] = known
@@ -201,9 +199,9 @@ class CodeLimits:
         self._known.pop(name, None)
 
     def _is_said(self, limit: Limit, task: str, queue: str) -> bool:
-        """Return whether nothing is to be written for a limit now.
+        """Return whether there is nothing to write for a limit now.
 
-        Raises: ConfigurationError where this process defined it otherwise before.
+        Raises: ConfigurationError if this process defined it otherwise before.
         """
         if not limit.is_defined:
             return True
@@ -219,7 +217,7 @@ class CodeLimits:
         return True
 
     async def _say(self, limit: Limit, task: str, queue: str) -> None:
-        """Write a definition unless the ledger has the same, or a person's; a failure is told in the log.
+        """Write a definition unless the ledger has the same one, or one of a person; log a failure.
 
         Jobs of a limit that could not be written stay held until a later enqueue, or a person, sets it.
         """
@@ -229,7 +227,7 @@ class CodeLimits:
             async with asyncio.timeout(_WAIT_S), self._turn:
                 if self._is_said(limit, task, queue):
                     return
-                with acting_for(None):  # the code says it, whoever asks for the job
+                with acting_for(None):  # the code is the author, not the principal who enqueues
                     found = await change(
                         self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
                     )
@@ -244,12 +242,12 @@ class CodeLimits:
 
 
 def _wish(before: Definition | None, key: str, wanted: Terms) -> LimitCommand | None:
-    """Return the command that defines a limit as the code has it; None where nothing is to change, or may change."""
+    """Return the command that defines a limit by the code's terms; None if nothing has to change, or may change."""
     if not key:
         by_person = before is not None and before.is_set and before.source == "operator"
         is_said = before is not None and before.common == wanted
         return None if by_person or is_said else SetLimit(terms=wanted, source="code")
-    # The name is shared by every queue or task, and each has its numbers under its own key.
+    # All queues (or tasks) share the name of this limit, and each has its terms under its own key.
     own = override_of(wanted)
     if before is not None and key in before.overrides:
         stays = before.author(key).source == "operator" or before.overrides[key] == own

@@ -1,4 +1,4 @@
-"""What the code of workers says of limits, beside what the ledger says: each worker's lease names it. Pure."""
+"""Limits in the code of workers, which each worker's lease names, compared with those in the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jobledger.ledger.nats.leases import WorkerInfo
 
 
 class CodeLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit as the code of a running worker has it."""
+    """A limit in the code of a running worker."""
 
     worker: str
     terms: Terms
 
 
 def limits_in_code(workers: Iterable[WorkerInfo]) -> dict[str, list[CodeLimit]]:
-    """Return what the code of living workers says of each limit, that of the one that began last in front."""
+    """Return the terms of each limit in the code of living workers, those of the worker that began last first."""
     found: dict[str, list[CodeLimit]] = {}
     for worker in sorted(workers, key=lambda each: each.started_at, reverse=True):
         if not worker.stopped and worker.kind == "worker":
@@ -29,14 +29,14 @@ def limits_in_code(workers: Iterable[WorkerInfo]) -> dict[str, list[CodeLimit]]:
 
 
 def differing(limit: str, terms: Terms | None, in_code: Mapping[str, Sequence[CodeLimit]]) -> list[CodeLimit]:
-    """Return the workers whose code has a limit, `name` or `name:key`, with terms other than `terms`, which hold."""
+    """Return the workers whose code has other terms of a limit, `name` or `name:key`, than `terms`, those in force."""
     return [each for each in in_code.get(limit, ()) if terms is not None and each.terms != terms]
 
 
 def difference(definition: Definition | None, limit: str, wanted: Terms) -> str:
     """Return a sentence on how a limit's terms in force differ from the code's terms; "" where they do not.
 
-    `limit`: `name`, or `name:key` where the key is the queue or the task whose code it is.
+    `limit`: `name`, or `name:key` if the key is the queue or the task of the code.
     """
     key = split(limit)[1]
     terms = None if definition is None else definition.of(key)

@@ -1,8 +1,8 @@
-"""Which slots the children of a run need not take, since the run, or a run above it, holds them to its end.
+"""Inherited slots: those that a run's children need not take, since the run, or a run above it, holds them to its end.
 
 A run that keeps a slot until it has ended and waits for a child that names the same key would wait for ever. So a child
-is on the slot of the run above it. What a run keeps follows from the definitions that its own grant obeyed, so whoever
-makes its children finds the same.
+uses the slot of the run above it. The slots that a run keeps follow from the definitions that its own grant obeyed, so
+every process that makes its children finds the same ones.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ async def limits_of_children(log: Log, job: Job) -> tuple[str, ...]:
 
 
 async def _obeyed(log: Log, grant: int) -> int | None:
-    """Return the stream sequence of the newest definition that a grant obeyed; None: an archive run took the grant."""
+    """Return the stream sequence of the newest definition that a grant obeyed; None: an archive run took it."""
     message = await log.get(grant)
     event = None if message is None else FLOW.decode(message)
     return event.limits_sequence if isinstance(event, Granted) else None
 
 
 async def _definition(log: Log, name: str, through: int | None) -> Definition | None:
-    """Return a limit as it was at a stream sequence, or now; the oldest that is left where it was archived."""
+    """Return a limit as it was at a stream sequence, or is now; if that was archived, the oldest one left."""
     definition: Definition | None = None
     batches = log.read_messages(subject=LIMIT.chain(log.names, name))
     async with contextlib.aclosing(batches):

@@ -1,4 +1,4 @@
-"""Which limits a job has, and under which keys: from its input, its metadata or its tenant, when it is enqueued. Pure."""
+"""The limits of a new job, and their keys: from its input, its metadata or its tenant. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEX_DIGITS: Final = 16
 
 
 class InputArguments:
-    """The arguments that an input gives a task, defaults included: decoded when a key first asks for them."""
+    """The arguments of a task in an input, defaults included; decoded when a key first needs them."""
 
     __slots__ = ("_decode", "_found", "_text")
 
@@ -30,28 +30,28 @@ class InputArguments:
         self._found: Mapping[str, Any] | None = None
 
     def __call__(self) -> Mapping[str, Any]:
-        """Return them. Raises: what `decode` raises."""
+        """Return the arguments. Raises: as `decode`."""
         if self._found is None:
             self._found = self._decode(self._text)
         return self._found
 
 
 class KeySource(msgspec.Struct, frozen=True):
-    """A job that is enqueued: what its keys are made of."""
+    """A new job, as the source of its keys."""
 
     task: str
     queue: str
     order: Order
     arguments: Callable[
         [], Mapping[str, Any]
-    ]  #: the input, defaults included; asked only where a key needs it
-    #: Makes a key of a value of a job that has an owner: the value itself is sealed. None: the value is the key.
+    ]  #: returns the input, defaults included; called only if a key needs it
+    #: Makes a key from a value of a job with an owner, whose values are sealed. None: the value itself is the key.
     index: Callable[[bytes], str] | None = None
 
     def key(self, of: str, source: str) -> str:
-        """Return the key that `source` names; `of` is what wants it, such as "limit tenant".
+        """Return the key that `source` names; `of`: words for the thing that needs it, such as "limit tenant".
 
-        Raises: InvalidInputError where the job has no such value, or one that cannot be a key.
+        Raises: InvalidInputError if the job has no such value, or one that cannot be a key.
         """
         if source.startswith(_METADATA):
             name = source.removeprefix(_METADATA)
@@ -83,7 +83,7 @@ class KeySource(msgspec.Struct, frozen=True):
 def check_keys(
     task: str, arguments: Sequence[str], limits: Sequence[Limit | str], queue: Queue | None
 ) -> None:
-    """Refuse, where a task is loaded, a key that no job of it can have.
+    """Refuse a key that no job of a task can have, when the task is loaded.
 
     Raises: TaskDefinitionError.
     """
@@ -96,7 +96,7 @@ def check_keys(
 
 
 def check_source(of: str, task: str, source: str, arguments: Collection[str]) -> None:
-    """Refuse a source of a key that no job of a task can have; `of` is what wants it. Raises: TaskDefinitionError."""
+    """Refuse a source of a key that no job of a task can have; `of`: as in `key`. Raises: TaskDefinitionError."""
     if source not in (_TENANT, *arguments) and not source.startswith(_METADATA):
         raise TaskDefinitionError(_no_argument(of, task, source, arguments))
 
@@ -121,7 +121,8 @@ def with_limits(job: KeySource, limits: Sequence[Limit | str], queue: Queue | No
     fair = ""
     found = [_name(job, limit) for limit in _all_of(limits, queue)]
     if queue is not None and queue.fair is not None:
-        # Named as a limit is, so that `limits set tenant:acme --weight 3` says how often it is its turn.
+        # The key has the form of a limit, so that `limits set tenant:acme --weight 3` decides how often it has its
+        # turn.
         key = job.key(f"queue {queue.name}", queue.fair)
         fair = check_word(f"the turn in queue {queue.name}", joined(queue.fair.removeprefix(_METADATA), key))
         found.append(joined("queue", queue.name))
@@ -137,7 +138,7 @@ def _name(job: KeySource, limit: Limit | str) -> str:
 
 
 def own_key(limit: Limit, task: str, queue: str) -> str:
-    """Return the key of a limit that is the job's own queue's or task's; "" of any other."""
+    """Return the key of a limit of the job's own queue or task; "" for any other limit."""
     if not limit.is_own:
         return ""
     return task if limit.name == "task" else queue

@@ -1,1 +1,1 @@
-"""Runs: tasks whose steps are recorded one by one, so that another process goes on where one stopped."""
+"""Runs: tasks whose steps are recorded one by one, so that another process can go on where one stopped."""

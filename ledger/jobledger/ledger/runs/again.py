@@ -1,4 +1,4 @@
-"""Going on in a run of its own: what `Run.again` returns, and what the next run is called."""
+"""Going on in another run: the value that `Run.again` returns, and the id of the next run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SUCCESSOR: Final = re.compile(r"(.+)-r(\d+)")
 
 
 class Again(msgspec.Struct, frozen=True):
-    """What a workflow returns to end its run and begin the next one in the same moment."""
+    """A value that a workflow returns to end its run and begin the next one in the same moment."""
 
-    input: bytes  #: of the next run, JSON text
-    successor: str  #: its id
+    input: bytes  #: input of the next run, JSON text
+    successor: str  #: id of the next run
 
 
 def successor_id(run_id: str) -> str:
     """Return the id of the run that goes on where one ends: `order-r2` behind `order`, `order-r3` behind that.
 
-    Raises: InvalidInputError for an id that leaves no room.
+    Raises: InvalidInputError for an id that is too long for the ending.
     """
     match = _SUCCESSOR.fullmatch(run_id)
     root, number = (match[1], int(match[2])) if match else (run_id, 1)

@@ -1,4 +1,4 @@
-"""Branches of a run that go on side by side: all of them to their ends, or the first one that ends."""
+"""Branches of a run side by side: all of them to their ends, or until the first one ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def gather(
 
 
 async def side_by_side(passage: Passage, calls: Sequence[BranchFunction], limit: int) -> list[Any]:
-    """Run calls that are steps of the present branch, at most `limit` at once, to their ends; return their results."""
+    """Run calls that are steps of the present branch to their ends, at most `limit` at once; return their results."""
     branches = [Branch() for _ in calls]
     for each in branches:
         each.busy = "each"  # each call is itself a step, and begins no other
@@ -55,20 +55,20 @@ async def _gathered(
 async def _run(
     passage: Passage, branch: Branch, function: BranchFunction, results: list[Any], number: int
 ) -> None:
-    """Run one branch in the present task, and keep its result or its error for whoever waits for the branches."""
+    """Run one branch in the present task, and keep its result or error for the caller that waits for the branches."""
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     passage.bind(task, branch)
     try:
         results[number] = await function()
-    except Exception as error:  # noqa: BLE001 - raised by whoever waits for the branches
+    except Exception as error:  # noqa: BLE001 - raised again where the branches are awaited
         results[number] = _BranchError(error)
 
 
 async def _run_as_branches(
     passage: Passage, coroutines: Sequence[Coroutine[Any, Any, None]], *, first: bool = False
 ) -> list[asyncio.Task[None]]:
-    """Run coroutines as branches until all have ended, or the first one; return their tasks. Cancelled, cancel them."""
+    """Run coroutines as branches until all, or the first one, end; return their tasks. A cancellation ends them."""
     loop = asyncio.get_running_loop()
     passage.waits.begin(len(coroutines) - 1)
     tasks = [loop.create_task(each) for each in coroutines]
@@ -80,7 +80,7 @@ async def _run_as_branches(
         ended += 1
         if (
             ended != waited_for
-        ):  # with the last of these ends the caller goes on, and counts as active instead
+        ):  # when the last of these ends, the caller goes on, and counts as active instead
             passage.waits.end()
 
     for each in tasks:
@@ -116,18 +116,18 @@ def _raise_ending(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 class _BranchError(msgspec.Struct, frozen=True, gc=False):
-    """What a branch raised."""
+    """An error that a branch raised."""
 
     error: Exception
 
 
 async def race(passage: Passage, parent: Branch, functions: Sequence[BranchFunction]) -> Any:
-    """Return what the first branch to end returns or raises; see `Run.race`."""
+    """Return the result of the first branch to end, or raise its error; see `Run.race`."""
     if not functions:
         raise InvalidInputError("race needs at least one branch")
     children = [parent.branch(each) for each in functions]
     asked = await passage.ask(parent.key("race"), "value", "race")
-    if asked.known is not None:  # only the winner counts any more
+    if asked.known is not None:  # the winner is recorded, so only it counts
         won = int(await passage.result_of(asked.known))
         if won >= len(functions):
             raise DivergedError(
@@ -147,14 +147,14 @@ async def race(passage: Passage, parent: Branch, functions: Sequence[BranchFunct
 
 
 async def _abandon(passage: Passage, branches: Sequence[Branch], won: int) -> None:
-    """Cancel what the branches that lost have begun elsewhere."""
+    """Cancel children that the losing branches have begun."""
     for number, branch in enumerate(branches):
         if number != won:
             await passage.journal.abandon(branch.prefix)
 
 
 async def _first(passage: Passage, branches: Sequence[tuple[Branch, BranchFunction]]) -> tuple[int, Any]:
-    """Run branches until one ends, and cancel the others; return its number and what it came to."""
+    """Run branches until one ends, and cancel the others; return its number and its outcome."""
     results: list[Any] = [None] * len(branches)
     runs = [
         _run(passage, branch, function, results, number) for number, (branch, function) in enumerate(branches)

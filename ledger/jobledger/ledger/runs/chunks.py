@@ -34,7 +34,7 @@ async def call_each(
     name: str,
 ) -> list[Any]:
     """Call a step for all items of these chunks, and return the results in their order."""
-    keys = [branch.key(name or step.name) for _ in chunks]  # before any is awaited
+    keys = [branch.key(name or step.name) for _ in chunks]  # keys are taken before any call is awaited
     calls = [_ChunkCall(passage, step, tuple(some), {}) for some in chunks]
     runs = [functools.partial(call.run, key) for call, key in zip(calls, keys, strict=True)]
     found = await side_by_side(passage, runs, limit)
@@ -42,11 +42,11 @@ async def call_each(
 
 
 class _ChunkCall(StepCall):
-    """One call of a step for several items, one after the other; its result is the list of theirs."""
+    """One call of a step for several items, one after the other; its result is the list of their results."""
 
     def _digest(self) -> str:
         for item in self._args[:1]:
-            self._step.digest((item,), {})  # that it takes one
+            self._step.digest((item,), {})  # check that the step takes one item
         return self._step.digest_of(list(self._args))
 
     def _read(self, text: bytes) -> Any:

@@ -1,7 +1,7 @@
-"""A check of a workflow's code when it is decorated: calls outside of steps whose results may differ by attempt.
+"""A check of a workflow's code when it is decorated, for calls outside of steps whose results may differ by attempt.
 
-It warns and refuses nothing. Plain syntax is all that it knows: names are followed through imports and aliases, calls of the
-application's own functions are not followed.
+It warns and refuses nothing. It knows only syntax: it follows names through imports and aliases, but not calls of the
+application's own functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-#: Longer source than this many characters is not looked at, because decorating a function must stay quick.
+#: Source with more characters than this is not checked, because decorating a function must stay quick.
 _SOURCE_MAX: Final = 200_000
 
 _NOW: Final = "use `await run.now()`, which is recorded"
@@ -26,7 +26,7 @@ _RANDOM: Final = "use `await run.random()`, which is recorded, or a step"
 _OUTSIDE: Final = "read it in a step, or give it to the run as an argument"
 _STEP: Final = "do it in a step: `await run.step(...)`"
 
-#: What to use instead, by the whole name of what is called, or by the module that it belongs to.
+#: Replacements, by the whole name of the called thing or by its module.
 _CALLS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
@@ -91,12 +91,12 @@ _MARKS_STEP: Final = frozenset({"step", "task"})
 class NondeterminismWarning(UserWarning):
     """The code of a workflow does something between its steps whose result may differ when the run goes on elsewhere.
 
-    Do it in a step, or use what `Run` offers instead. `warnings.filterwarnings("ignore", category=...)` silences it.
+    Do it in a step, or use the method of `Run` for it. `warnings.filterwarnings("ignore", category=...)` silences it.
     """
 
 
 def warn_of_nondeterminism(function: Callable[..., Any], name: str) -> None:
-    """Warn of each call in a workflow's function that belongs into a step, at its file and line; silent without source."""
+    """Warn of each call in a workflow that belongs in a step, at its file and line; silent without source."""
     try:
         lines, first = inspect.getsourcelines(function)
         source = textwrap.dedent("".join(lines))
@@ -120,7 +120,7 @@ def warn_of_nondeterminism(function: Callable[..., Any], name: str) -> None:
 
 
 class _Names:
-    """What names mean in a function: whole names of modules and of what is in them."""
+    """Meanings of names in a function: whole names of modules and of things in them."""
 
     def __init__(
         self, function: Callable[..., Any], definition: ast.AsyncFunctionDef | ast.FunctionDef
@@ -139,7 +139,7 @@ class _Names:
         }
 
     def whole(self, node: ast.expr) -> str:
-        """Return the whole name of what an expression stands for, such as `datetime.datetime.now`; "" for anything else."""
+        """Return the whole name that an expression stands for, such as `datetime.datetime.now`; "" for any other."""
         if isinstance(node, ast.Attribute):
             base = self.whole(node.value)
             return f"{base}.{node.attr}" if base else ""
@@ -165,7 +165,7 @@ def _contents(cells: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _imports(definition: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield what the imports inside of a function bind."""
+    """Yield the names that imports inside of a function bind."""
     for each in ast.walk(definition):
         if isinstance(each, ast.Import):
             for alias in each.names:
@@ -177,7 +177,7 @@ def _imports(definition: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _known(value: Any) -> str:
-    """Return the whole name of a module, or of a thing that one of the modules above has; "" for any other value."""
+    """Return the whole name of a module, or of a thing in one of the modules above; "" for any other value."""
     if isinstance(value, ModuleType):
         return value.__name__
     for name in _THINGS:
@@ -185,7 +185,7 @@ def _known(value: Any) -> str:
         if getattr(sys.modules.get(module), attribute, _NOTHING) is value:
             return name
     if not isinstance(value, _CALLABLES):
-        return ""  # nothing is asked of the application's own objects
+        return ""  # objects of the application are not examined
     owner = getattr(value, "__self__", None)  # `from random import random` is a method of a hidden object
     is_method = owner is not None and not isinstance(owner, ModuleType | type)
     home = type(owner).__module__ if is_method else value.__module__
@@ -204,7 +204,7 @@ _THINGS: Final = (
 
 
 def _instead(called: str) -> str:
-    """Return what to use in place of something, "" for what may be used."""
+    """Return the replacement of a name, "" for one that may be used."""
     found = ""
     parts = called.split(".")
     for end in range(1, len(parts) + 1):
@@ -213,7 +213,7 @@ def _instead(called: str) -> str:
 
 
 class _Finder:
-    """Finds calls in the code of the run itself, and in its branches; what is inside of a step is left alone."""
+    """Finds calls in the code of the run itself, and in its branches; code inside of steps is ignored."""
 
     def __init__(self, names: _Names, definition: ast.AsyncFunctionDef | ast.FunctionDef) -> None:
         self.found: list[tuple[int, str, str]] = []
@@ -235,9 +235,9 @@ class _Finder:
     def _look_at_call(self, node: ast.Call) -> None:
         called = self._names.whole(node.func)
         if called == "random.Random" and node.args:
-            return  # seeded: the same each time
+            return  # a seed makes it the same each time
         if called.endswith(("Error", "Exception")) or called.startswith("os.environ."):
-            return  # an error is made, or found where the variables are named
+            return  # only makes an error, or is found where the variables are named
         self._note(node, called)
 
     def _is_step(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -252,7 +252,7 @@ class _Finder:
 
 
 def _given_as_steps(definition: ast.AST) -> Iterator[str]:
-    """Yield the names of functions that are given to `run.step` and its like."""
+    """Yield the names of functions that are arguments of `run.step` and similar methods."""
     for each in ast.walk(definition):
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.args:
             first = each.args[0]

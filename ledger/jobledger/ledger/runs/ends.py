@@ -24,29 +24,27 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     task: str
     state: Literal["completed", "dead_lettered", "cancelled"]
-    error: str = ""  #: of a dead letter, as a sentence; the reason of one that was cancelled
-    result: Any = (
-        None  #: what a run that completed returned; None where that is too large to be carried along
-    )
-    result_ref: PayloadRef | None = None  #: where a large result lies: the result of job `id` in `queue`
+    error: str = ""  #: error of a dead letter as a sentence, or the reason of a cancellation
+    result: Any = None  #: result of a completed run; None if it is too large to be included
+    result_ref: PayloadRef | None = None  #: place of a large result, that of job `id` in `queue`
 
 
 def end_id(run: JobRef, callback: Callback) -> str:
-    """Return the id of the job that receives a run's end: `<run id>-end`, or a digest of it where that is too long.
+    """Return the id of the job that receives a run's end: `<run id>-end`, or a digest of that if it is too long.
 
-    Where it waits in another queue than the run did, the run's queue follows: runs of one id in two queues are two.
+    If it has another queue than the run, the id ends with the run's queue, since two queues may have runs of one id.
     """
     tells_queue = callback.tells_queue and callback.queue != run.queue
     return short_id(of_run(f"{run.job_id}-end", run.queue if tells_queue else ""), "e")
 
 
 def sentence_of(error: ErrorInfo | None) -> str:
-    """Return an error as a callback is told it."""
+    """Return an error in the form for a callback."""
     return "" if error is None else error_words(error)
 
 
 def end_of(event: Cancelled | DeadLettered) -> RunEnd:
-    """Return what the last event of a run that did not complete says of its end."""
+    """Return the end of a run that did not complete, from its last event."""
     if isinstance(event, Cancelled):
         return RunEnd(id=event.job, queue=event.queue, task=event.task, state="cancelled", error=event.reason)
     error = sentence_of(event.error) or event.reason
@@ -54,7 +52,7 @@ def end_of(event: Cancelled | DeadLettered) -> RunEnd:
 
 
 async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
-    """Return what enqueues the job that is told of the end of a run, None where nobody is; stores a large input.
+    """Return the command that enqueues the callback of a run's end, None without a callback; stores a large input.
 
     Raises: PayloadTooLargeError, LedgerFullError, UnreachableError.
     """

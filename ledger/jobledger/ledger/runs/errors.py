@@ -1,4 +1,4 @@
-"""What can go wrong in a run.
+"""Errors in a run, as a tree.
 
 InvalidError
 ├── DivergedError
@@ -19,14 +19,14 @@ from jobledger.ledger.model.events import ErrorInfo
 
 
 class DivergedError(InvalidError):
-    """The code asks for something else under a step's key than is recorded: it changed under a running run.
+    """The code asks for something else under a step's key than the recorded step: it changed during the run.
 
-    The run becomes a dead letter at once, for another attempt would ask for the same. Mend the code (`run.patched`, or
-    another name for the step), then requeue it: it goes on with all recorded steps.
+    The run becomes a dead letter at once, because another attempt would ask for the same. Correct the code
+    (`run.patched`, or another name for the step), then requeue it: it goes on with all recorded steps.
     """
 
     def __init__(self, key: str, sequence: int, recorded: str, asked: str) -> None:
-        """`recorded` and `asked`: what is recorded of the step and what the code asks for, in words."""
+        """`recorded`, `asked`: the recorded step, and the step that the code asks for, in words."""
         self.key = key
         self.sequence = sequence  #: stream sequence of the step's newest event
         self.recorded = recorded
@@ -37,7 +37,7 @@ class DivergedError(InvalidError):
 
 
 class ForeignTaskError(InvalidError):
-    """A step was begun where it has no fixed place in the run: in an asyncio task that is no branch, or inside a step."""
+    """A step was begun without a fixed place in the run: in an asyncio task that is no branch, or inside a step."""
 
     def __init__(self, name: str, where: str = "in a task that the run did not make: use run.gather") -> None:
         self.name = name
@@ -45,9 +45,9 @@ class ForeignTaskError(InvalidError):
 
 
 class RerunSourceError(RefusedError):
-    """A rerun cannot copy its steps: the run that it names is not in the ledger any more, or not as it was.
+    """A rerun cannot copy its steps: the source run is no longer in the ledger, or it has changed.
 
-    The rerun becomes a dead letter at once, for another attempt would find the same.
+    The rerun becomes a dead letter at once, because another attempt would find the same.
     """
 
     def __init__(self, run_id: str, sequence: int, *, differs: bool = False) -> None:
@@ -60,7 +60,7 @@ class RerunSourceError(RefusedError):
 
 
 class RunTooLongError(RefusedError):
-    """The run has as many events, or as many bytes, as one run may have: end it with `return run.again(...)`."""
+    """The run has the most events or bytes that one run may have: end it with `return run.again(...)`."""
 
     def __init__(self, run_id: str, events: int, bytes_: int) -> None:
         self.events = events
@@ -72,10 +72,10 @@ class RunTooLongError(RefusedError):
 
 
 class StepInDoubtError(RefusedError):
-    """A step that may run only once was begun and has no recorded end, so nobody knows whether it was done.
+    """A step that may run only once was begun and has no recorded end, so it is not known whether it was done.
 
-    Raised in the attempt after the one that ended in the middle of it. `@step(once=True, on_doubt=...)` says what to
-    do instead: a function that looks, or `"retry"`.
+    Raised in the attempt after the one that ended in the middle of it. `@step(once=True, on_doubt=...)` replaces this
+    error: by a function that finds out, or by `"retry"`.
     """
 
     def __init__(self, run_id: str, key: str, sequence: int) -> None:
@@ -88,7 +88,7 @@ class StepInDoubtError(RefusedError):
 
 
 class StepFailedError(OutcomeError):
-    """A step failed for good. The same in every attempt: what it raised is recorded as `type` and `message`.
+    """A step failed for good. Its exception is recorded as `type` and `message`, the same in every attempt.
 
     In the attempt that ran it, the exception itself is `__cause__`.
     """

@@ -49,7 +49,7 @@ class Outcome(Generic[R_co]):
 
     def __init__(self, end: MemberEnd, result: Any, failed: ChildFailedError | None) -> None:
         self.state = end.state
-        self.error = end.error  #: a sentence; "" of a child that completed
+        self.error = end.error  #: a sentence; "" for a completed child
         self._result = result
         self._failed = failed
 
@@ -58,14 +58,14 @@ class Outcome(Generic[R_co]):
         return f"<outcome {self.state}{': ' + self.error if self.error else ''}>"
 
     def value(self) -> R_co:
-        """Return what the task returned. Raises: ChildFailedError for a child that did not complete."""
+        """Return the task's result. Raises: ChildFailedError for a child that did not complete."""
         if self._failed is not None:
             raise self._failed
         return cast("R_co", self._result)
 
 
 class Group:
-    """The children of one step: asked for, made, waited for, and their results recorded as the step's."""
+    """The children of one step: requested, made, awaited; their results are recorded as the step's result."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Group:
 
         Raises: TaskDefinitionError for options that a child cannot have, ConfigurationError.
         """
-        own = msgspec.structs.replace(options, owner="")  # that of its run, which is compared below
+        own = msgspec.structs.replace(options, owner="")  # its owner is compared below
         refuse_of_maker(own, f"a child of task {task.name}", "its run")
         if len(inputs) > ITEMS_MAX:
             raise ConfigurationError(
@@ -103,14 +103,14 @@ class Group:
         self._on_dead_letter: OnDeadLetter = on_dead_letter
 
     async def begin(self, branch: Branch, name: str = "") -> StepRequest:
-        """Ask for the children; when this returns, all that are allowed to exist by now have been made.
+        """Request the children; when this returns, all that may exist now have been made.
 
-        Inputs are checked when they are recorded: later attempts compare their digest alone.
+        Inputs are checked when they are recorded; later attempts compare only their digest.
 
-        Raises: InvalidInputError; DivergedError for other inputs than are recorded.
+        Raises: InvalidInputError; DivergedError for inputs that differ from the recorded ones.
         """
         passage, task = self._passage, self._task
-        digest = digest_of(self._inputs)  # first: inputs that are refused use up no key
+        digest = digest_of(self._inputs)  # first, so that refused inputs use up no key
         key = branch.key(name or self._options.name or task.name)
         asked = await passage.ask(key, self._kind, task.name, digest)
         journal = passage.journal
@@ -130,7 +130,7 @@ class Group:
         return asked
 
     def _require_owner(self, texts: Sequence[bytes]) -> None:
-        """Refuse children whose data is another owner's than the run's, which keeps their inputs and results.
+        """Refuse children whose data has another owner than the run, since the run stores their inputs and results.
 
         Raises: InvalidInputError.
         """
@@ -147,7 +147,7 @@ class Group:
                 )
 
     def _order(self, run: Job, texts: Sequence[bytes]) -> ChildOrder:
-        """Return what asks for the children; priority, tenant and correlation are the run's where none are given."""
+        """Return the order of the children; priority, tenant and correlation are the run's if none are given."""
         options = self._options
         priority = options.priority if options.priority != "normal" else run.order.priority
         node = node_of(self._task, options, priority=priority)
@@ -179,10 +179,10 @@ class Group:
         return with_limits(job, options.declared, options.declared_queue).limits
 
     async def ends(self, asked: StepRequest) -> list[MemberEnd]:
-        """Wait for the children, record what they came to and return it.
+        """Wait for the children, record their outcome and return it.
 
-        Raises: ChildFailedError for the first one that failed, where the group does not collect failures;
-            StepFailedError where their results are more than a run may read at once.
+        Raises: ChildFailedError for the first failed one, if the group does not collect failures; StepFailedError if
+            their results are more than a run may read at once.
         """
         passage = self._passage
         step = passage.journal.job.steps[asked.key]
@@ -198,7 +198,7 @@ class Group:
         return self._read(await passage.result_of(step))
 
     def _recorded(self, ends: Sequence[MemberEnd]) -> bytes:
-        """Return what is recorded: of a group that collects, all ends; of any other, the results alone."""
+        """Return the value to record: all ends for a group that collects failures, else only the results."""
         if self._on_failure == "collect":
             return msgspec.json.encode(ends)
         return b"[" + b",".join(bytes(each.result) for each in ends) + b"]"
@@ -209,14 +209,14 @@ class Group:
         return [MemberEnd("completed", each) for each in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
     def value(self, asked: StepRequest, end: MemberEnd) -> Any:
-        """Return a child's result as its task's return annotation says. Raises: DivergedError."""
+        """Return a child's result, read by its task's return annotation. Raises: DivergedError."""
         try:
             return self._task.signature.read_result(bytes(end.result), asked.key)
         except InvalidError as error:
             raise DivergedError(asked.key, 0, "with other results", str(error)) from error
 
     def outcome(self, asked: StepRequest, item: int, end: MemberEnd) -> Outcome[Any]:
-        """Return how a child ended, as the run's code sees it."""
+        """Return the outcome of a child for the run's code."""
         if end.state == "completed":
             return Outcome(end, self.value(asked, end), None)
         step = self._passage.journal.job.steps[asked.key]
@@ -227,10 +227,10 @@ class Group:
 async def record_results(
     passage: Passage, asked: StepRequest, text_of: Callable[[Sequence[MemberEnd]], bytes]
 ) -> None:
-    """Record what the children of a step came to, or that it is more than a run may read at once."""
+    """Record the outcome of a step's children, or that it is more than a run may read at once."""
     try:
         await passage.complete(asked, text_of(await passage.journal.ends(asked.key)), of_group=True)
-    except PayloadTooLargeError as error:  # in every attempt
+    except PayloadTooLargeError as error:  # the same in every attempt
         await passage.fail(
             asked, ErrorInfo(kind="invalid_result", type=type(error).__name__, message=str(error))
         )
@@ -239,7 +239,7 @@ async def record_results(
 async def record_failure(
     passage: Passage, asked: StepRequest, step: Step, name: Callable[[int], str] = lambda _: ""
 ) -> None:
-    """Record that a step failed by the first of its children that failed; `name` is what the error calls an item."""
+    """Record that a step failed because of its first failed child; `name`: word for an item in the error."""
     item = items_of(step.failed)[0]
     (end,) = await passage.journal.ends(asked.key, items=1 << item)
     message = f"{name(item)}{end.error}"
@@ -247,7 +247,7 @@ async def record_failure(
 
 
 def failure_of(passage: Passage, step: Step) -> ChildFailedError | StepFailedError:
-    """Return what a step raises that failed by one of its children, or by what they came to together."""
+    """Return the error of a step that failed because of a child, or because of the size of all results."""
     error = passage.error_of(step)
     if error is not None and error.kind == "invalid_result":
         return StepFailedError(step.key, error, step.tries)
@@ -261,7 +261,7 @@ def _child_of(run: Job, step: Step, item: int) -> str:
 
 
 class Child(Generic[R_co]):
-    """A job that a run made and goes on beside: made by `Run.start`."""
+    """A job of a run that goes on beside it; made by `Run.start`."""
 
     def __init__(self, passage: Passage, group: Group, asked: StepRequest) -> None:
         self._passage = passage
@@ -271,9 +271,9 @@ class Child(Generic[R_co]):
         self.id = _child_of(run, run.steps[asked.key], 0)  #: the job's id
 
     async def result(self) -> R_co:
-        """Wait for the job's end and return what its task returned, the same in every attempt.
+        """Wait for the job's end and return its task's result, the same in every attempt.
 
-        Raises: ChildFailedError for one that ended otherwise.
+        Raises: ChildFailedError for a job that did not complete.
         """
         with self._passage.enter(self._asked.key):
             (end,) = await self._group.ends(self._asked)

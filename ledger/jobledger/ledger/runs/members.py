@@ -1,4 +1,4 @@
-"""How a child of a run ended, as its run records it."""
+"""The end of a child in the record of its run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _NULL: Final = msgspec.Raw(b"null")
 
 
 class MemberEnd(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a child ended, as the step of its run records it."""
+    """The end of a child in the record of its run's step."""
 
     state: Literal["completed", "dead_lettered", "cancelled", "discarded"]
-    result: msgspec.Raw = _NULL  #: of one that completed
-    error: str = ""  #: of any other, as a sentence
+    result: msgspec.Raw = _NULL  #: result of a completed child
+    error: str = ""  #: error of any other, as a sentence

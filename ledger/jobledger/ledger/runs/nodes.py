@@ -1,4 +1,4 @@
-"""What is recorded of jobs that a run, a graph or a batch makes later: what each runs, and what follows it. Pure."""
+"""Records of jobs that a run, a graph or a batch makes later: their nodes, and their callbacks. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobledger.ledger.options import Options
 
 
 def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
-    """Return the `ChildNode` that asks for a job of a task; `more`: its fields that `options` does not have."""
+    """Return the `ChildNode` for a job of a task; `more`: fields of the node that `options` lacks."""
     return copied(
         ChildNode,
         options.order(),
@@ -29,10 +29,10 @@ def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
 
 
 def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
-    """Return what is enqueued when a run of a workflow ends, () for any other task; `tenant`: the run's.
+    """Return the callbacks at the end of a workflow's run, () for any other task; `tenant`: the run's.
 
-    Raises: InvalidInputError for a callback whose limits take their key from how the run ended, TaskDefinitionError for
-        one that takes no argument.
+    Raises: InvalidInputError for a callback whose limits take their key from the run's end, TaskDefinitionError for one
+        without an argument.
     """
     found: list[Callback] = []
     for on, callback in task.callbacks:
@@ -52,7 +52,7 @@ def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
                 task=plain.name,
                 queue=options.queue,
                 argument=plain.signature.names[0],
-                tenant=options.tenant,  # "": that of the run when it ends
+                tenant=options.tenant,  # "": the run's tenant at its end
                 version=plain.version,
                 tells_queue=True,
             )

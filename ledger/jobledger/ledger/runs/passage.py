@@ -1,4 +1,4 @@
-"""One passage of a run's function over its steps: recorded results are returned, other steps are done and recorded."""
+"""One passage of a run's function through its steps: recorded results are returned, others are made and recorded."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.runs.waits import HaltSignal, ParkSignal, Waits
 from jobledger.ledger.signature import TaskSignature
 
-# How long one run may become: every attempt reads all of it, so that a run without an end would stop the workers.
+# The greatest length of a run: every attempt reads all of it, so that an endless run would stop the workers.
 
 EVENTS_WARN: Final = 10_000
 EVENTS_MAX: Final = 50_000
 BYTES_MAX: Final = 50 << 20
-#: How many bytes an event has beside the value that it carries.
+#: Bytes of an event beside the value in it.
 _EVENT_BYTES: Final = 350
-#: Events that an attempt has beside those of its steps: `queued`, `started` and its end.
+#: Events of an attempt beside those of its steps: `queued`, `started` and its end.
 _EVENTS_OF_ATTEMPT: Final = 3
 
 
 class Length:
-    """About how many events and bytes a run has: those of its steps, its signals, its attempts."""
+    """The approximate events and bytes of a run: of its steps, its signals, its attempts."""
 
     def __init__(self, job: Job) -> None:
         self._run_id = job.id
@@ -67,7 +67,7 @@ class Length:
         self.bytes += _EVENT_BYTES + len(bytes(value))
 
 
-_REASON_MAX: Final = 500  #: characters of why a signal is refused
+_REASON_MAX: Final = 500  #: most characters of the reason of a refused signal
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
@@ -78,11 +78,11 @@ class StepRequest(msgspec.Struct, frozen=True, gc=False):
     kind: StepKind
     target: str
     digest: str
-    known: Step | None  #: as it is recorded; None: it is not
+    known: Step | None  #: the recorded step; None: not recorded
 
 
 class Undo(msgspec.Struct, frozen=True, gc=False):
-    """What takes a step back should the run fail or be cancelled."""
+    """The undo of a step, in case the run fails or is cancelled."""
 
     key: str
     step: StepFunction[..., Any]
@@ -91,7 +91,7 @@ class Undo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Passage:
-    """One attempt's way through a run. Knows nothing of where functions are called and events are stored."""
+    """One attempt's way through a run, without knowledge of where functions are called and events are stored."""
 
     def __init__(
         self,
@@ -101,35 +101,35 @@ class Passage:
         parallel: int,
         is_ending: bool = False,
     ) -> None:
-        """`signature`: of the workflow. `parallel`: how many functions of steps run at the same time.
+        """`signature`: signature of the workflow. `parallel`: how many functions of steps may run at once.
 
-        `is_ending`: recorded steps are returned, so that their undos are registered, and nothing new is done.
+        `is_ending`: return recorded steps, so that their undos are registered, but do nothing new.
         """
         attempts = journal.job.attempts
         self.journal = journal
-        self._branches: dict[asyncio.Task[Any], Branch] = {}  # of the tasks that run them
+        self._branches: dict[asyncio.Task[Any], Branch] = {}  # branches by the tasks that run them
         self.encode_input = signature.encode
         self.attempt = attempts[-1].number if attempts else 1
         self.waits = Waits(journal, lambda: len(self.undos))
         self.undos: list[Undo] = []  #: in the order in which they were registered
         self.diverged: DivergedError | None = None
         self.is_ending = is_ending
-        self.places = asyncio.Semaphore(parallel)  #: for functions of steps that run at the same time
-        self.taking = asyncio.Lock()  #: of signals: branches that wait for one name take different ones
+        self.places = asyncio.Semaphore(parallel)  #: limits the functions of steps that run at once
+        self.taking = asyncio.Lock()  #: for signals: branches that wait for one name must take different ones
         self.look()
 
     def look(self) -> None:
-        """Take in the steps that are recorded, before the code asks for the first one."""
+        """Read the recorded steps, before the code asks for the first one."""
         self._unvisited = dict.fromkeys(self.journal.job.steps)
         self.length = Length(self.journal.job)
 
     @property
     def unvisited(self) -> tuple[str, ...]:
-        """Keys of the steps that were recorded before this attempt and that the code did not ask for, in their order."""
+        """Keys of the steps recorded before this attempt that the code has not asked for, in their order."""
         return tuple(self._unvisited)
 
     def bind(self, task: asyncio.Task[Any], branch: Branch) -> None:
-        """Let a task run a branch."""
+        """Note that a task runs a branch."""
         self._branches[task] = branch
 
     def release(self, task: asyncio.Task[Any]) -> None:
@@ -151,7 +151,7 @@ class Passage:
 
     @contextlib.contextmanager
     def enter(self, name: str) -> Generator[Branch, None, None]:
-        """Give the branch that runs here, busy with the step of that name for the length of the block.
+        """Yield the branch that runs here, busy with the step of that name for the length of the block.
 
         Raises: ForeignTaskError, DivergedError, ParkSignal.
         """
@@ -161,25 +161,25 @@ class Passage:
             self._require_going_on()
             yield branch
         except DivergedError as error:
-            self.diverged = error  # kept, should the function catch it
+            self.diverged = error  # kept in case the function catches it
             raise
         finally:
             branch.busy = ""
 
     def _require_going_on(self) -> None:
-        if self.waits.is_parked:  # the function caught what should have ended it
+        if self.waits.is_parked:  # the function caught the exception that should have ended it
             raise ParkSignal
         if self.diverged is not None:
             raise self.diverged
 
     async def ask(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
-        """Ask for the step of a key; return what is recorded of it.
+        """Request the step of a key; return the request with the recorded step.
 
-        Raises: DivergedError; RunTooLongError; ParkSignal where an operator asked the run to pause, and HaltSignal where it
-        is to end, before a step that is not over.
+        Raises: DivergedError; RunTooLongError; ParkSignal if an operator asked the run to pause, and HaltSignal if it
+            has to end, before a step that is not over.
         """
         known, seals = self.journal.job.steps.get(key), self.journal.key
-        if digest and seals is not None:  # a plain digest tells whoever guesses the input that it is right
+        if digest and seals is not None:  # a plain digest would confirm a guess of the input
             digest = seals.index(digest.encode())[: len(digest)]
         self._unvisited.pop(key, None)
         if known is not None:
@@ -199,13 +199,13 @@ class Passage:
         return StepRequest(key, kind, target, digest, known)
 
     def has_unvisited(self, branch: Branch) -> bool:
-        """Return whether steps of a branch were recorded before this attempt that it did not ask for yet."""
+        """Return whether steps of a branch were recorded before this attempt that the code has not asked for yet."""
         return any(key.startswith(branch.prefix) for key in self._unvisited)
 
-    # What is recorded.
+    # --- The record.
 
     async def _record(self, make: Callable[..., StepCommand], asked: StepRequest, **said: Any) -> None:
-        """Append a command about a step; `said` are its fields beside those that name the step."""
+        """Append a command about a step; `said`: its fields beside those that name the step."""
         command = make(
             epoch=self.journal.epoch,
             step=asked.key,
@@ -231,9 +231,9 @@ class Passage:
         duration_ms: float = 0.0,
         of_group: bool = False,
     ) -> None:
-        """Record the one result of a step. `of_group`: it is the results of all its children.
+        """Record the only result of a step. `of_group`: the result is those of all its children.
 
-        Raises: PayloadTooLargeError, and what `RunJournal.append` raises.
+        Raises: PayloadTooLargeError, and as `RunJournal.append`.
         """
         value, reference = await self.journal.put(text, what=f"result of step {asked.key}", of_group=of_group)
         await self._record(
@@ -243,11 +243,11 @@ class Passage:
     async def take(
         self, asked: StepRequest, sequence: int, value: msgspec.Raw, reference: PayloadRef | None
     ) -> None:
-        """Record that a step takes the signal of a stream sequence as its result."""
+        """Record that a step takes a signal, by its stream sequence, as the result."""
         await self._record(CompleteStep, asked, result=value, result_ref=reference, signal=sequence)
 
     async def refuse(self, asked: StepRequest, sequence: int, reason: str) -> None:
-        """Record that a wait cannot read the signal of a stream sequence, and waits on."""
+        """Record that a wait cannot read a signal, by its stream sequence, and goes on."""
         seals = self.journal.key
         command = RefuseSignal(
             epoch=self.journal.epoch,
@@ -268,7 +268,7 @@ class Passage:
         await self._record(FailStep, asked, error=error, tries=tries, retry_at=retry_at)
 
     def error_of(self, step: Step) -> ErrorInfo | None:
-        """Return why the newest try of a step failed. Raises: SealBrokenError."""
+        """Return the error of a step's newest failed try. Raises: SealBrokenError."""
         if step.error is None or self.journal.key is None:
             return step.error
         return unseal_error(self.journal.key, step.error)
@@ -278,7 +278,7 @@ class Passage:
         return await self.journal.get(step.result, step.result_ref)
 
     async def value(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what `make` made when the run came here first."""
+        """Return the value that `make` made when the run came here first."""
         with self.enter(name) as branch:
             asked = await self.ask(branch.key(name), "value", name)
             if asked.known is None:
@@ -293,12 +293,12 @@ def text_of(value: Any, *, what: str) -> bytes:
 
 
 def _require_same(known: Step, kind: StepKind, target: str, digest: str) -> None:
-    """Refuse code that asks for something else than is recorded. Raises: DivergedError."""
+    """Refuse code that asks for something else than the recorded step. Raises: DivergedError."""
     if (known.kind, known.target) != (kind, target):
         raise DivergedError(
             known.key, known.sequence, f"as {_called(known.kind, known.target)}", _called(kind, target)
         )
-    # What a rerun copied was recorded in another run, perhaps for another input.
+    # Copied steps of a rerun were recorded in another run, perhaps for another input.
     if digest and known.input_sha256 and digest != known.input_sha256 and not _is_copied(known):
         raise DivergedError(
             known.key,

@@ -1,7 +1,7 @@
-"""A rehearsal: a recorded run played against the code that is loaded here, as far as it is recorded.
+"""A rehearsal: a recorded run, replayed with the code that is loaded here, as far as the record goes.
 
-No function of a step is called, no child is made and nothing is appended: a step that has no recorded end is where a branch
-of the rehearsal stops. What needs no step's function (`patched`, `now`, sleeps, signals that were sent) goes on in memory.
+No function of a step is called, no child is made and nothing is appended: at a step without a recorded end a branch of
+the rehearsal stops. Operations without a step's function (`patched`, `now`, sleeps, sent signals) go on in memory.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.table import TableWork
 from jobledger.ledger.tasks import Task
 
-#: Fetches the JSON text that an event carries or refers to.
+#: A function that fetches the JSON text in an event, or the one that it refers to.
 GetValue = Callable[[msgspec.Raw, PayloadRef | None], Awaitable[bytes]]
 
 _WHO: Final = "rehearsal"
-#: Kinds of steps that end without a function of the application's.
+#: Kinds of steps that end without a function of the application.
 _FREE: Final = frozenset[StepKind]({"value", "patch", "sleep", "wait"})
-#: Kinds whose steps the code begins and goes on beside: it stops where it waits for them.
+#: Kinds of steps beside which the code goes on: it stops where it waits for them.
 _BESIDE: Final = frozenset[StepKind]({"call", "map", "graph"})
 
 
 class RehearsalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rehearsal came to."""
+    """The result of a rehearsal."""
 
-    diverged: DivergedError | None = None  #: the code asks for something else than is recorded
-    error: Exception | None = None  #: what else the function raised, which may be what it raised before
+    diverged: DivergedError | None = None  #: the code asks for something else than the recorded step
+    error: Exception | None = None  #: another error of the function, maybe the same as in the recorded run
     new: tuple[
         str, ...
-    ] = ()  #: keys of steps that the code asks for and that are not recorded: branches stop there
+    ] = ()  #: keys of steps that the code asks for and that are not recorded, where branches stop
     unvisited: tuple[str, ...] = ()  #: keys of recorded steps that the code did not ask for before it stopped
 
 
@@ -64,9 +64,9 @@ async def rehearse(
     get: GetValue,
     key: ValueKey | None = None,
 ) -> RehearsalResult:
-    """Play a run's function over its recorded steps, whatever state the run is in; `key`: of its owner.
+    """Replay a run's function over its recorded steps, in any state of the run; `key`: the key of its owner.
 
-    What the function itself does between its steps, it does.
+    Code of the function between its steps is executed.
 
     Raises: PayloadMissingError, UnreachableError from `get`.
     """
@@ -82,8 +82,8 @@ async def rehearse(
         given = {workflow.signature.context_parameter or "run": Run(passage)}
         await workflow.function(**workflow.signature.decode(text), **given)
     except (ParkSignal, HaltSignal):
-        pass  # it came to the end of what is recorded
-    except Exception as raised:  # noqa: BLE001 - whatever the function raises is told
+        pass  # it came to the end of the record
+    except Exception as raised:  # noqa: BLE001 - any error of the function is reported
         error = raised
     finally:
         await passage.waits.close()
@@ -99,7 +99,7 @@ async def rehearse(
 
 
 class _Rehearsal(Passage):
-    """A passage that does nothing new but what needs no function."""
+    """A passage that does new things only if they need no function."""
 
     def __init__(self, journal: _Paper, workflow: WorkflowFunction[..., Any, ..., Any]) -> None:
         super().__init__(journal, workflow.signature, parallel=workflow.workflow.parallel)
@@ -116,12 +116,12 @@ class _Rehearsal(Passage):
 
 
 class _Paper:
-    """`RunJournal` without a ledger: what is recorded is read, what is new is kept in memory."""
+    """A `RunJournal` without a ledger: recorded values are read, new ones are kept in memory."""
 
     may_linger = False
 
     def __init__(self, job: Job, now: datetime, get: GetValue, key: ValueKey | None) -> None:
-        self.chance = random.Random(0)  # noqa: S311 - stands for numbers that nobody recorded
+        self.chance = random.Random(0)  # noqa: S311 - for numbers that are not recorded
         self.key = key
         self._now = now
         self._get = get
@@ -129,8 +129,8 @@ class _Paper:
         number = job.attempts_count + 1
         started = Started(**envelope(job, self._stamp), attempt=number, worker=_WHO, lease_s=0.0)
         self.job = evolve(job, started, job.last_sequence + 1)
-        self.stop: Callable[[], Awaitable[None]] = self._refuse  #: waits for what never comes
-        self.trouble: Exception | None = None  #: why a recorded value could not be read
+        self.stop: Callable[[], Awaitable[None]] = self._refuse  #: called by waits whose event never comes
+        self.trouble: Exception | None = None  #: error of a recorded value that could not be read
 
     @property
     def _stamp(self) -> Stamp:
@@ -147,7 +147,7 @@ class _Paper:
         for event in decide(self.job, command, self._stamp):
             self.job = evolve(self.job, event, self.job.last_sequence + 1)
         if isinstance(command, StartStep) and command.kind == "sleep" and command.until is not None:
-            self._now = max(self._now, command.until)  # a sleep that is new to the run takes no time here
+            self._now = max(self._now, command.until)  # a new sleep takes no time here
         self._news.set()
 
     async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:  # noqa: ARG002
@@ -171,7 +171,7 @@ class _Paper:
         pass
 
     async def stored_graph(self, name: str) -> StoredGraph:
-        raise GraphNotFoundError(name)  # only what is recorded is rehearsed
+        raise GraphNotFoundError(name)  # only recorded steps are rehearsed
 
     async def open(self, key: str, *, again: bool) -> None:
         pass
@@ -191,10 +191,10 @@ class _Paper:
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         if self.key is not None and reference is None and not is_sealed(bytes(value)):
-            return bytes(value)  # it was put here
+            return bytes(value)  # `put` stored it here
         try:
             return await self._get(value, reference)
-        except Exception as error:  # raised again; kept in case the workflow catches it
+        except Exception as error:  # kept and raised again, in case the workflow catches it
             self.trouble = error
             raise
 
@@ -216,7 +216,7 @@ class _Paper:
 
 
 class _NoTables:
-    """The tables of a rehearsal, known by their records; code that needs their rows stops there."""
+    """The tables of a rehearsal, known only by their records; code that needs their rows stops there."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise HaltSignal

@@ -43,11 +43,11 @@ D = TypeVar("D")
 
 
 class Run(RunTables, GivenByWorker):
-    """A run, as the code of its workflow sees it.
+    """A run, for the code of its workflow.
 
-    What is done through it is recorded step by step. When the run goes on elsewhere, after a wait or a crash, the function
-    is called again from its start and gets the recorded results of all steps that ended. So between steps the code must do
-    the same each time; put code whose result may differ into a step, or use `now`, `uuid` and `random`.
+    Operations through it are recorded step by step. When the run goes on elsewhere, after a wait or a crash, the
+    function is called again from its start and gets the recorded results of all ended steps. So between steps the code
+    must do the same each time; put code whose result may differ into a step, or use `now`, `uuid` and `random`.
 
     A step is found again by its key: the branch of `gather` that it is in, its name, and `#2` for the second step of that
     name. Steps may be added, left out and moved while runs of older code exist, as long as keys keep their meaning.
@@ -72,12 +72,12 @@ class Run(RunTables, GivenByWorker):
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1; a run that waited has another one afterwards."""
+        """The number of this attempt, from 1; after a wait a run has another attempt."""
         return self._passage.attempt
 
     @property
     def version(self) -> str:
-        """The version of the code that the run began with, "" where it has none."""
+        """The version of the code that the run began with, "" without one."""
         return self._passage.journal.job.order.version
 
     @property
@@ -104,9 +104,9 @@ class Run(RunTables, GivenByWorker):
     @overload
     async def step(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     async def step(self, step: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a step, or a plain function as one, and record how it ends; return what it returned.
+        """Call a step, or a plain function as one, and record its end; return its result.
 
-        The result is read from JSON as the return annotation says, as in a later attempt. A step that has its result
+        The result is read from JSON by the return annotation, as in a later attempt. A step that has its result
         recorded is not called again.
 
         Raises: StepFailedError when its last try failed, now or earlier; StepInDoubtError; DivergedError;
@@ -145,7 +145,7 @@ class Run(RunTables, GivenByWorker):
 
         `chunk` items are one event; `limit` chunks are done at once.
 
-        For many small items that one process can do. A chunk that was cut off is done again from its first item.
+        It is for many small items that one process can do. An interrupted chunk is done again from its first item.
 
         Raises: as `step`; ConfigurationError.
         """
@@ -157,7 +157,7 @@ class Run(RunTables, GivenByWorker):
     # Jobs of their own.
 
     def options(self, *, on_dead_letter: OnDeadLetter) -> Run:
-        """Return the same run; its `call`, `start`, `map` and `map_settled` treat dead letters of children as given.
+        """Return the same run; its `call`, `start`, `map` and `map_settled` treat dead letters of children as set.
 
         `run.options(on_dead_letter="fail").call(charge, 3)`: with `fail` a child has failed once it is a dead letter,
         even if a person requeues it later. With `wait`, the default except for `map_settled`, it has not ended: the run
@@ -175,11 +175,11 @@ class Run(RunTables, GivenByWorker):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result:
-        """Run a task as a job of its own, on whichever worker, wait for its end and return what it returned.
+        """Run a task as a job of its own, on any worker, wait for its end and return its result.
 
-        One that became a dead letter has not ended: the run waits until a person requeues or discards it; see `options`.
+        A dead letter has not ended: the run waits until a person requeues or discards it; see `options`.
 
-        Raises: ChildFailedError for one that ended otherwise; InvalidInputError, TaskDefinitionError.
+        Raises: ChildFailedError for a job that did not complete; InvalidInputError, TaskDefinitionError.
         """
         plain, group = self._group(task, [_unpacked(task)[0].signature.named(args, kwargs)], kind="call")
 
@@ -215,8 +215,7 @@ class Run(RunTables, GivenByWorker):
     ) -> list[Result]:
         """Run a job for each item, at most `limit` at once (0: all), and return their results in order.
 
-        The item is the task's first argument. The run holds no slot meanwhile, and has an event for many ends, not for
-        each.
+        The item is the task's first argument. The run holds no slot meanwhile, and has one event for many ends.
 
         Raises: ChildFailedError for the first job that failed, after all begun jobs ended; no further job is begun.
         """
@@ -235,7 +234,7 @@ class Run(RunTables, GivenByWorker):
         limit: int = 0,
         name: str = "",
     ) -> list[Outcome[Result]]:
-        """Run a job for each item to its end, whatever becomes of the others, and return how each ended, in order.
+        """Run a job for each item to its end, even if others fail, and return the outcome of each, in order.
 
         A dead letter counts as an end here, even if a person requeues the job later; to wait instead, see `options`.
         """
@@ -287,8 +286,8 @@ class Run(RunTables, GivenByWorker):
     async def gather(self, *functions: Any, limit: int = 0) -> Any:
         """Run functions without arguments side by side, at most `limit` at once (0: all); return their results in order.
 
-        Each is a branch: the keys of its steps begin with the function's name. All of them come to their ends before the
-        first error, in their order, is raised, so that each attempt sees the same.
+        Each is a branch: the keys of its steps begin with the function's name. All branches end before the first error,
+        in their order, is raised, so that each attempt sees the same.
         """
         if type(limit) is not int or limit < 0:
             raise InvalidInputError(f"limit must be a whole number, 0 (no limit) or more, got {limit!r}")
@@ -298,9 +297,9 @@ class Run(RunTables, GivenByWorker):
             return tuple(await branches.gather(self._passage, branch, functions, limit))
 
     async def race(self, *functions: Callable[[], Awaitable[T]]) -> T:
-        """Run functions without arguments side by side until the first one ends; return or raise what it does.
+        """Run functions without arguments side by side until the first one ends; return its result or raise its error.
 
-        Which one won is recorded. The others are cancelled where they are.
+        The winner is recorded; the others are cancelled.
         """
         _check_functions("race", functions)
 
@@ -310,7 +309,7 @@ class Run(RunTables, GivenByWorker):
     # Waits. A run whose every branch waits holds no slot.
 
     async def sleep(self, duration: float | timedelta, /) -> None:
-        """Wait for a time, in seconds or as a timedelta, from when the run first came here.
+        """Wait for a time, in seconds or as a timedelta, from the moment at which the run first came here.
 
         Raises: ConfigurationError for anything but 0 to ten years.
         """
@@ -319,7 +318,7 @@ class Run(RunTables, GivenByWorker):
         await self._sleep(lambda now: now + timedelta(seconds=seconds))
 
     async def sleep_until(self, moment: datetime, /) -> None:
-        """Wait until a moment, which has a time zone; one that is past is no wait."""
+        """Wait until a moment, which has a time zone; a past moment is no wait."""
         if moment.tzinfo is None:
             raise InvalidInputError(f"sleep_until needs a moment with a time zone, got {moment!r}")
         await self._sleep(lambda _: moment)
@@ -337,11 +336,11 @@ class Run(RunTables, GivenByWorker):
             await passage.complete(asked, b"null")
 
     async def wait(self, signal: Signal[T], /, *, timeout_s: float | None = None) -> T:
-        """Wait for a signal and return what it says. One that came before is taken at once, the oldest first.
+        """Wait for a signal and return its value. A signal that came before is taken at once, the oldest first.
 
         A signal with a value of another type is refused, the refusal is recorded, and the run waits on.
 
-        Raises: TimeoutError, in every attempt, when none came within `timeout_s` seconds (None: for ever).
+        Raises: TimeoutError, in every attempt, if none came within `timeout_s` seconds (None: for ever).
         """
         if timeout_s is not None:
             check_delay("timeout_s", timeout_s)
@@ -363,7 +362,7 @@ class Run(RunTables, GivenByWorker):
             raise DivergedError(step.key, step.sequence, "with another value", str(error)) from error
 
     async def _take(self, asked: StepRequest, signal: Signal[Any], timeout_s: float | None) -> None:
-        """Record the end of a wait: the signal that it takes, or that none came in time."""
+        """Record the end of a wait: the signal taken, or that none came in time."""
         passage, journal, name = self._passage, self._passage.journal, signal.name
         while not await self._takes_one(asked, signal):
             if asked.key not in journal.job.steps:
@@ -375,13 +374,13 @@ class Run(RunTables, GivenByWorker):
                 info = ErrorInfo(kind="timeout", type="TimeoutError", message=message)
                 try:
                     await passage.fail(asked, info)
-                except StepOverError:  # the signal is recorded, and no hint of it came
+                except StepOverError:  # the signal is recorded already, but its hint was lost
                     await journal.refresh()
                     continue
                 return
 
     async def _takes_one(self, asked: StepRequest, signal: Signal[Any]) -> bool:
-        """Take the oldest signal that can be read; those before it are refused, which is recorded."""
+        """Take the oldest readable signal; record the refusal of unreadable ones before it."""
         passage, journal = self._passage, self._passage.journal
         async with passage.taking:
             while (found := next_signal(journal.job.signals, signal.name)) is not None:
@@ -394,7 +393,7 @@ class Run(RunTables, GivenByWorker):
                     return True
         return False
 
-    # What differs from run to run.
+    # --- Values that differ from run to run.
 
     async def now(self) -> datetime:
         """Return the time at which the run first came here, UTC."""
@@ -409,10 +408,10 @@ class Run(RunTables, GivenByWorker):
         return float(await self._passage.value("random", self._passage.journal.chance.random))
 
     async def patched(self, name: str) -> bool:
-        """Return whether this run takes the new code of the change of that name.
+        """Return whether this run takes the new code of the named change.
 
-        True for a run that recorded no step after this place; False for one that already did later steps with the old
-        code. The answer is recorded, so it is the same in every attempt.
+        True for a run that recorded no step after this place; False for a run that did later steps with the old code.
+        The answer is recorded, so it is the same in every attempt.
         """
         check_token("name of a change", name)
         passage = self._passage
@@ -427,10 +426,11 @@ class Run(RunTables, GivenByWorker):
     # Going on.
 
     def again(self, *args: Any, **kwargs: Any) -> Never:
-        """Return what ends this run and begins the next one of the same workflow with these arguments, as one.
+        """Return a value that ends this run and begins the next one of its workflow with these arguments, as one.
 
-        `return run.again(...)`: for a run that would become too long, such as one that serves a customer for years. The
-        next run is called `<id>-r2`, then `-r3`; it begins with no steps, and keeps queue, priority, tenant and limits.
+        `return run.again(...)`: use it in a run that would become too long, such as one that serves a customer for
+        years. The next run is called `<id>-r2`, then `-r3`; it begins with no steps, and keeps queue, priority, tenant
+        and limits.
 
         Raises: InvalidInputError, also for a run that is a child: its parent waits for this one's result.
         """
@@ -441,14 +441,14 @@ class Run(RunTables, GivenByWorker):
                 "begin the next one in that run"
             )
         following: Any = Again(self._passage.encode_input(args, kwargs), successor_id(job.id))
-        return following  # type: ignore[misc] # so that it can be returned whatever the workflow returns
+        return following  # type: ignore[misc] # so that a workflow of any result type can return it
 
     # Undo.
 
     def on_failure(self, step: StepFunction[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Register a step that takes back what was done, should this run fail for good or be cancelled.
+        """Register a step that undoes earlier work, if this run fails for good or is cancelled.
 
-        They run in reverse order, each with its own tries, before the end of the run is recorded.
+        Such steps run in reverse order, each with its own tries, before the end of the run is recorded.
 
         Raises: ForeignTaskError.
         """
@@ -459,11 +459,11 @@ class Run(RunTables, GivenByWorker):
 
 
 def _check_functions(verb: str, functions: Sequence[Any]) -> None:
-    """Refuse what was called already, as `run.gather(run.call(task))` does. Raises: InvalidInputError."""
+    """Refuse calls that began already, as in `run.gather(run.call(task))`. Raises: InvalidInputError."""
     for each in functions:
         if inspect.iscoroutine(each):
             for left in filter(inspect.iscoroutine, functions):
-                left.close()  # nobody awaits them any more
+                left.close()  # they will not be awaited any more
             raise InvalidInputError(
                 f"run.{verb} takes functions without arguments, and got the call of {each.__name__}: "
                 f"write run.{verb}(lambda: run.call(...), ...)"
@@ -471,7 +471,7 @@ def _check_functions(verb: str, functions: Sequence[Any]) -> None:
 
 
 def _unpacked(task: Any) -> tuple[Task[Any, Any], Options]:
-    """Return a task and its options. Raises: TaskDefinitionError for what is no task."""
+    """Return a task and its options. Raises: TaskDefinitionError for an object that is no task."""
     if not isinstance(task, Task | TaskWithOptions):
         name = getattr(task, "name", "") or getattr(task, "__name__", "") or repr(task)
         raise TaskDefinitionError(

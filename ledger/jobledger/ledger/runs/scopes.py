@@ -1,4 +1,4 @@
-"""Where in a run its code is: branches, and the keys that steps have in them. Pure."""
+"""Places in a run's code: branches, and the keys of steps in them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 #: A key is part of every event of its step; deeper nesting than this would make each of them large.
 _KEY_MAX: Final = 256
 _NAMELESS: Final = "branch"
-#: How keys of undos begin. No branch is called so.
+#: Beginning of the keys of undos; no branch has this name.
 UNDO: Final = "undo/"
 
 
@@ -21,7 +21,7 @@ class Branch:
     __slots__ = ("_branches", "_counts", "busy", "prefix")
 
     def __init__(self, prefix: str = "") -> None:
-        self.prefix = prefix  #: of its keys: "", or `<branch>/`, or `<branch>/<branch>/`
+        self.prefix = prefix  #: prefix of its keys: "", or `<branch>/`, or `<branch>/<branch>/`
         self.busy = ""  #: the name of the step under way
         self._counts: Counter[str] = Counter()
         self._branches: Counter[str] = Counter()
@@ -34,7 +34,7 @@ class Branch:
         return self._next("", name)
 
     def undo_key(self, name: str) -> str:
-        """Return the key of the next undo that is registered under that name: `undo/refund`. Raises: as `key`."""
+        """Return the key of the next undo of that name: `undo/refund`. Raises: as `key`."""
         return self._next(UNDO, name)
 
     def _next(self, first: str, name: str) -> str:
@@ -51,7 +51,7 @@ class Branch:
         return key
 
     def branch(self, function: Callable[..., Any]) -> Branch:
-        """Return the branch that a function is, named after it: `rows/`, and `rows#2/` for the second one."""
+        """Return the branch of a function, named after it: `rows/`, and `rows#2/` for the second one."""
         name = getattr(function, "__name__", "")
         name = name if name.isidentifier() and name != "undo" else _NAMELESS
         self._branches[name] += 1

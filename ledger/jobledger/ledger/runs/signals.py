@@ -1,4 +1,4 @@
-"""`Signal`: a named, typed message that can be sent to a run; and which of them the code of a workflow refers to."""
+"""`Signal`: a named, typed message that can be sent to a run; also the search for signals in a workflow's code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Signal(Generic[T]):
-    """A message that runs wait for, and the type of what it says: `approved = Signal("approved", Approval)`.
+    """A message that runs wait for, and the type of its value: `approved = Signal("approved", Approval)`.
 
     A run takes it with `await run.wait(approved)`; `await ledger.signal("order-77", approved, Approval(...))` sends it.
     """
@@ -33,7 +33,7 @@ class Signal(Generic[T]):
         return f"<signal {self.name}>"
 
     def encode(self, value: T, /) -> bytes:
-        """Return a value as JSON text, after a look whether it can be read as the signal's type.
+        """Return a value as JSON text, after a check that it can be read as the signal's type.
 
         Raises: InvalidInputError.
         """
@@ -42,13 +42,13 @@ class Signal(Generic[T]):
         return text
 
     def json_schema(self) -> Any:
-        """Return the JSON Schema of what it says; True, which lets anything through, where a type's own code fails."""
+        """Return the JSON Schema of its value; True (any value) if the type's own code fails."""
         return schema_of_type(self.type)
 
     def read(self, text: bytes) -> T:
         """Return a value that was sent.
 
-        Raises: InvalidInputError for one of another type, such as another version of the code sent.
+        Raises: InvalidInputError for a value of another type, for example from another version of the code.
         """
         try:
             found: T = self._decoder.decode(text)
@@ -62,7 +62,7 @@ class Signal(Generic[T]):
 def signals_in(function: Callable[..., Any]) -> tuple[Signal[Any], ...]:
     """Return the signals that a function names, itself or in the functions of its module that it names.
 
-    Signals of one name and different types are left out: nobody can tell which of them a wait means.
+    Signals of one name and different types are left out, since it is not clear which of them a wait means.
     """
     found: dict[str, Signal[Any]] = {}
     unsure: set[str] = set()
@@ -72,7 +72,7 @@ def signals_in(function: Callable[..., Any]) -> tuple[Signal[Any], ...]:
     return tuple(signal for name, signal in found.items() if name not in unsure)
 
 
-_FUNCTIONS_MAX: Final = 100  #: functions that are looked into, for one workflow
+_FUNCTIONS_MAX: Final = 100  #: most functions that are searched for one workflow
 
 
 def _referred(function: Any, seen: set[int]) -> Iterator[Signal[Any]]:

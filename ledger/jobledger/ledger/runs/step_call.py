@@ -1,8 +1,8 @@
-"""What happens to one step, from the call in a workflow's code to the recorded end: read `StepCall.run` from the top.
+"""The course of one step, from the call in a workflow's code to the recorded end: read `StepCall.run` from the top.
 
-`Run.step` begins it. What is recorded comes from the passage, which keeps what the code asks for in order; the function
-is called and events are stored behind `RunJournal`, in a worker by `workers/runs/journal.py`. Nothing here survives
-the worker: if it dies, the next attempt calls the workflow's function again, and each step continues from what is recorded.
+`Run.step` begins it. Recorded steps come from the passage, which keeps the requests of the code in order. Functions are
+called and events are stored behind `RunJournal`, in a worker by `workers/runs/journal.py`. Nothing here survives the
+worker: if it dies, the next attempt calls the workflow's function again, and each step continues from its record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 
 
 class StepCall:
-    """One call of a step's function, through all its tries, now or as it is recorded."""
+    """One call of a step's function, through all its tries, now or from the record."""
 
     def __init__(
         self,
@@ -41,24 +41,25 @@ class StepCall:
         self._kind: StepKind = "undo" if undoes else "once" if step.rules.once else "step"
 
     async def run(self, key: str) -> Any:
-        """Return what the function returned, read back as its annotation says: the same in every attempt.
+        """Return the function's result, read back by its annotation: the same in every attempt.
 
         Raises: StepFailedError, StepInDoubtError, DivergedError, ParkSignal, HaltSignal.
         """
         step, passage = self._step, self._passage
-        # Is it recorded? Code that asks for something else than is recorded, or is to stop here, gets no further.
+        # Is it recorded? Code that asks for something else than the recorded step, or that has to stop here, gets no
+        # further.
         asked = await passage.ask(key, self._kind, step.target, self._digest())
         known, tries = asked.known, 0
         if known is not None and known.has_ended:
             return await self._recorded(known)
         if known is None:
-            if step.rules.once:  # the beginning is recorded first: without an end it is known as in doubt
+            if step.rules.once:  # the beginning is recorded first: without an end the step is in doubt
                 await passage.start(asked)
         elif known.state == "retrying":
             tries = known.tries
             if known.retry_at is not None:
                 await passage.waits.until_over(key)
-        else:  # an attempt before this one began it, and did not record its end
+        else:  # an earlier attempt began it, and did not record its end
             found = await self._in_doubt(asked, known)
             if found is not NOT_DONE:
                 return await self._end(asked, found, 1, 0.0)
@@ -68,16 +69,17 @@ class StepCall:
             began = time.perf_counter()
             try:
                 value = await self._call()
-            except BaseException as error:  # whatever the function raises is its try's failure
+            except BaseException as error:  # any exception of the function is a failure of the try
                 if _ends_attempt(error):
-                    raise  # nothing is recorded: the next attempt calls it again
+                    raise  # nothing is recorded, so the next attempt calls it again
                 await self._fail(asked, error, tries)
             else:
                 return await self._end(asked, value, tries, (time.perf_counter() - began) * 1_000)
-            # In memory where the wait is short or another branch works; else the run parks, which ends the attempt.
+            # The wait is in memory if it is short or another branch works; otherwise the run parks, which ends the
+            # attempt.
             await passage.waits.until_over(key)
 
-    # What differs where a step is called for several items, or makes a table.
+    # --- Parts that differ for a step that is called for several items, or that makes a table.
 
     def _digest(self) -> str:
         return self._step.digest(self._args, self._kwargs)
@@ -89,9 +91,9 @@ class StepCall:
         return await self._passage.journal.call(self._step, self._args, self._kwargs)
 
     async def _get_ready(self) -> None:
-        """Do what the call needs; an error here does not fail the step."""
+        """Prepare the call; an error here does not fail the step."""
 
-    # The parts of the course.
+    # --- The parts of the course.
 
     async def _recorded(self, known: Step) -> Any:
         """Return the recorded result, or raise the recorded failure."""
@@ -106,7 +108,7 @@ class StepCall:
             raise DivergedError(known.key, known.sequence, "with another result", str(error)) from error
 
     async def _in_doubt(self, asked: StepRequest, known: Step) -> Any:
-        """Return the result of an earlier attempt as the `on_doubt` function finds it, or NOT_DONE.
+        """Return the result of an earlier attempt, which the `on_doubt` function finds out, or NOT_DONE.
 
         Raises: StepInDoubtError.
         """
@@ -119,7 +121,7 @@ class StepCall:
         return await self._passage.journal.call(looks, self._args, self._kwargs)
 
     async def _call(self) -> Any:
-        """Call the function within its limit, once a place of the run is free. Raises: what it does, _TimedOutError."""
+        """Call the function in its time limit, once the run has a free place. Raises: its errors, _TimedOutError."""
         limit_s = self._step.rules.timeout_s
         async with self._passage.places:
             if limit_s is None:
@@ -134,7 +136,7 @@ class StepCall:
                 raise _TimedOutError(f"it was stopped after its timeout of {limit_s:g} s") from error
 
     async def _fail(self, asked: StepRequest, error: BaseException, tries: int) -> None:
-        """Record a try that failed, and when the next one is. Raises: StepFailedError after the last one."""
+        """Record a failed try, and the time of the next one. Raises: StepFailedError after the last try."""
         retry_at = self._retry_at(error, tries)
         info = _told(error) or self._passage.journal.describe(error)
         await self._passage.fail(asked, info, tries=tries, retry_at=retry_at)
@@ -142,7 +144,7 @@ class StepCall:
             raise StepFailedError(asked.key, info, tries) from error
 
     def _retry_at(self, error: BaseException, tries: int) -> datetime | None:
-        """Return when to try again, None for an error that is the last one."""
+        """Return the time of the next try, None after the last one."""
         rules, journal = self._step.rules, self._passage.journal
         if tries >= rules.max_attempts:
             return None
@@ -155,9 +157,9 @@ class StepCall:
         return journal.now() + timedelta(seconds=rules.rules.backoff.delay_s(tries, journal.chance))
 
     async def _end(self, asked: StepRequest, value: Any, tries: int, took_ms: float) -> Any:
-        """Record the result and return it as every later attempt will read it.
+        """Record the result, and return it as later attempts will read it.
 
-        Raises: StepFailedError for one that cannot be recorded or read back: to do the work again would not help.
+        Raises: StepFailedError for a result that cannot be recorded or read back, since another try would not help.
         """
         try:
             text = text_of(value, what=f"result of step {asked.key}")
@@ -179,12 +181,12 @@ class FailedElsewhereError(Exception):
 
     def __init__(self, info: ErrorInfo, *, may_retry: bool) -> None:
         self.info = info
-        self.may_retry = may_retry  #: by the step's `retry_on` and `give_up_on`
+        self.may_retry = may_retry  #: whether to try again, by the step's `retry_on` and `give_up_on`
         super().__init__(f"{info.type}: {info.message}")
 
 
 def _told(error: BaseException) -> ErrorInfo | None:
-    """Return the description that an error carries of itself, to be recorded."""
+    """Return the description that an error has of itself, for the record."""
     if isinstance(error, FailedElsewhereError):
         return error.info
     if isinstance(error, _TimedOutError):
@@ -193,7 +195,7 @@ def _told(error: BaseException) -> ErrorInfo | None:
 
 
 def _ends_attempt(error: BaseException) -> bool:
-    """Whether something ends the attempt, or the branch, and is no failure of the step."""
+    """Return whether an exception ends the attempt or the branch, and is no failure of the step."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""`@step`: makes a function something that a run calls once and remembers."""
+"""`@step`: makes a function a step, which a run calls once and whose result it records."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class NotDone:
 
 NOT_DONE: Final = NotDone()
 
-#: What to do with a `once` step that has a start and no end. A function gets the step's arguments and finds out.
+#: The treatment of a `once` step that has a start and no end. A function gets the step's arguments and finds out.
 OnDoubt = Literal["fail", "retry"] | Callable[..., Any]
 
 
 class StepRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run calls a step."""
+    """The rules by which a run calls a step."""
 
     rules: Rules = Rules()  #: where it runs, how long it waits between tries, which errors are tried again
     max_attempts: int = 1  #: tries in all, each of them recorded
-    timeout_s: float | None = None  #: of one try
-    once: bool = False  #: record the intent before the call, and never call it again in doubt
+    timeout_s: float | None = None  #: time limit of one try
+    once: bool = False  #: record the intent before the call, and never call the step again in doubt
     on_doubt: OnDoubt = "fail"
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ class StepFunction(Generic[P, R_co]):
         target: str = "",
     ) -> None:
         self.function = function
-        self.name = check_token("step name", name)  #: of its key in a run
-        self.target = target or name  #: what is recorded as called, whatever name the key has
+        self.name = check_token("step name", name)  #: name in its key in a run
+        self.target = target or name  #: name that is recorded as the called function, with any key
         self.rules = rules
         self.is_async = inspect.iscoroutinefunction(function)
 
@@ -123,7 +123,7 @@ class StepFunction(Generic[P, R_co]):
         return inspect.signature(self.function)
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Return the digest of an input, 16 hexadecimal digits; "" if it is not JSON, and so is not compared.
+        """Return the digest of an input, 16 hexadecimal digits; "" if it is not JSON, so that it is not compared.
 
         Raises: InvalidInputError for arguments that the function does not take.
         """
@@ -151,9 +151,9 @@ class StepFunction(Generic[P, R_co]):
         return result_decoder(hints.get("return", Any), f"step {self.name}")
 
     def read(self, text: bytes) -> Any:
-        """Return a recorded result as the function's return annotation says.
+        """Return a recorded result, read by the function's return annotation.
 
-        Raises: InvalidInputError for one that is something else, TaskDefinitionError.
+        Raises: InvalidInputError for a value of another type, TaskDefinitionError.
         """
         try:
             return self._decoder.decode(text)
@@ -222,11 +222,11 @@ def step(
 ) -> Any:
     """Make a function, async or not, a step: `@step` or `@step(max_attempts=..., timeout_s=..., once=...)`.
 
-    A run calls it and records how it ended; whoever goes on with the run later gets the recorded result. Each try is
-    recorded. `once`: the intent is recorded before the call, and a run that finds it without an end does not call it
-    again: it raises StepInDoubtError, or does what `on_doubt` says.
+    A run calls it and records its end; a later attempt gets the recorded result. Each try is recorded. `once`: the
+    intent is recorded before the call. A run that finds the intent without an end does not call the step again: it
+    raises StepInDoubtError, or follows `on_doubt`.
 
-    Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
+    Raises: TaskDefinitionError for an object that is no plain function, InvalidTokenError, ConfigurationError.
     """
     rules = StepRules(
         rules=Rules(run_in=run_in, backoff=backoff or Backoff(), retry_on=retry_on, give_up_on=give_up_on),

@@ -1,4 +1,4 @@
-"""What a run does with tables: writes rows, queries them, reads them. Each table is a step; its rows are no events."""
+"""Tables of a run: writing, querying and reading rows. Each table is a step; its rows are no events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobledger.ledger.tables.table import Table
 
 T = TypeVar("T")
 
-#: `run.fetch` holds all rows in memory.
+#: The most rows of a `run.fetch`, which holds all of them in memory.
 ROWS_MAX: Final = 100_000
 
 
@@ -39,10 +39,11 @@ class RunTables:
     ) -> Table:
         """Write rows into a table: msgspec Structs, dicts, or tables and batches of pyarrow, all with the same columns.
 
-        They are read as a stream, so that memory stays bounded; iterables that are not async are read in a thread. `row`,
-        a Struct, gives the columns; without it the first rows do. This is a step: a later attempt reads no rows.
+        They are read as a stream, so that memory stays bounded; iterables that are not async are read in a thread.
+        `row`, a Struct, defines the columns; without it the first rows do. This is a step: a later attempt reads no
+        rows.
 
-        Raises: StepFailedError; DivergedError; ConfigurationError where the extra `tables` is not installed.
+        Raises: StepFailedError; DivergedError; ConfigurationError if the extra `tables` is not installed.
         """
         check_token("name of a table", name)
         work = self._passage.journal.tables
@@ -59,9 +60,9 @@ class RunTables:
     ) -> Table:
         """Write the rows of one SELECT into table `into`, by DuckDB in a process of the worker's pool.
 
-        The query sees the tables that it is given, by these names, and nothing else: no file, no network, no other run.
-        A step, known again by its name, the query and the content of its tables. The order of rows without ORDER BY is not
-        promised; the same ordered query gives the same bytes.
+        The query sees only the given tables, by their names: no file, no network, no other run. It is a step,
+        identified by its name, the query and the content of its tables. Without ORDER BY the order of rows is not
+        guaranteed; the same ordered query gives the same bytes.
 
         Raises: as `write`; InvalidInputError for a table of another run, TableExpiredError.
         """
@@ -85,7 +86,7 @@ class RunTables:
             return await call.run(branch.key(into))
 
     async def fetch(self, table: Table, row: type[T], /, *, limit: int = ROWS_MAX) -> list[T]:
-        """Return the rows of a table as values of a type. No step: each attempt that comes here needs the file.
+        """Return the rows of a table as values of a type. This is no step: each attempt that comes here needs the file.
 
         Raises: InvalidInputError for rows of another type, and for a table of more than `limit` rows or of another run;
             TableExpiredError, UnreachableError.
@@ -104,7 +105,7 @@ class RunTables:
         return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
 
     async def _own(self, what: str, table: Table) -> TableRecord:
-        """Return what is recorded of a table of this run. Raises: InvalidInputError for any other."""
+        """Return the record of a table of this run. Raises: InvalidInputError for any other table."""
         if not isinstance(cast("object", table), Table):
             raise InvalidInputError(f"{what}={table!r} is no table: give what run.write or run.sql returned")
         passage = self._passage
@@ -142,7 +143,7 @@ class _TableCall(StepCall):
         self._key = ""
 
     async def run(self, key: str) -> Table:
-        """Return the table, as it is recorded. Raises: as `StepCall.run`, TableExpiredError."""
+        """Return the recorded table. Raises: as `StepCall.run`, TableExpiredError."""
         self._key = key
         table: Table = await super().run(key)
         return table

@@ -1,7 +1,7 @@
-"""The waits of one attempt: in memory while another branch works or they are short; otherwise the run parks.
+"""The waits of one attempt: in memory if they are short or another branch works; otherwise the run parks.
 
-When every branch waits, the run is recorded as paused and the attempt ends. `park` refuses while the events show that
-an awaited step is over, so that the run misses nothing that came meanwhile.
+When every branch waits, the run is recorded as paused and the attempt ends. `park` refuses if the events show that an
+awaited step is over, so that the run misses nothing that came meanwhile.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from jobledger.ledger.model.runs.steps import Step, is_over
 from jobledger.ledger.runs.journal import RunJournal
 from jobledger.ledger.runs.scopes import UNDO
 
-#: A wait that ends within this time keeps its worker's slot, if nobody else wants that.
+#: A wait that ends within this time keeps its worker's slot, if no other job needs the slot.
 LINGER_S: Final = 1.0
-#: A timer of the event loop may come a moment before its time.
+#: A timer of the event loop may fire this long before its time.
 _SLACK_S: Final = 0.002
-#: While another branch runs, the chain is read when a hint says that others appended, and this often.
+#: While another branch runs, the chain is read after a hint of others' appends, and this often without one.
 _LOOK_EVERY_S: Final = 5.0
-#: In the place of a step's key: the run waits until an operator resumes it, for which no step is recorded.
+#: Stands for a step's key: the run waits until an operator resumes it, for which no step is recorded.
 OPERATOR: Final = ""
 
 
 class ParkSignal(BaseException):
     """The exception raised in every branch once the run's wait is recorded: the attempt ends. Code must not catch it.
 
-    Not an `Exception`, as `asyncio.CancelledError` is none.
+    It is no `Exception`, like `asyncio.CancelledError`.
     """
 
 
 class HaltSignal(BaseException):
-    """The exception raised in every branch when the run has to end and does nothing new. Code must not catch it."""
+    """The exception raised in every branch when the run has to end and must do nothing new. Code must not catch it."""
 
 
 class _Waiter:
@@ -43,17 +43,17 @@ class _Waiter:
     def __init__(self, key: str, future: asyncio.Future[None]) -> None:
         self.key = key
         self.future = future
-        self.linger_until: float | None = None  #: loop time; None: not decided yet
+        self.linger_until: float | None = None  #: loop time until which the slot is kept; None: undecided
 
 
 class Waits:
-    """What the branches of one run wait for."""
+    """The waits of the branches of one run."""
 
     def __init__(self, journal: RunJournal, undos: Callable[[], int]) -> None:
-        """`undos` counts what is to be undone should the run fail."""
+        """`undos`: returns the number of steps to undo if the run fails."""
         self._journal = journal
         self._undos = undos
-        self._active = 1  # branches that do something
+        self._active = 1  # number of branches that do not wait
         self._waiting: list[_Waiter] = []
         self._keeper: asyncio.Task[None] | None = None
         self._is_parking = False
@@ -69,9 +69,9 @@ class Waits:
         self._journal.poke()
 
     async def until_over(self, key: str) -> Step:
-        """Wait until a step is over and return it as it is then; `OPERATOR` never is.
+        """Wait until a step is over and return it as it is then; `OPERATOR` is never over.
 
-        Raises: ParkSignal, HaltSignal, and what `RunJournal.park` raises.
+        Raises: ParkSignal, HaltSignal, and as `RunJournal.park`.
         """
         if not self._is_over(key):
             await self._wait(key)
@@ -98,7 +98,7 @@ class Waits:
             self._leave(waiter)
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Count a branch as active again from the moment that it is woken, not only once it runs."""
+        """Count a branch as active again from the moment at which it is woken, not only when it runs."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
             self._active += 1
@@ -108,12 +108,12 @@ class Waits:
         return key != OPERATOR and is_over(job.steps[key], job.signals, self._journal.now())
 
     async def _keep(self) -> None:
-        """Wake what is over, and park once nothing else is left to do."""
+        """Wake branches whose steps are over, and park once nothing else is left to do."""
         try:
             while self._waiting and not self.is_parked:
                 for waiter in [each for each in self._waiting if self._is_over(each.key)]:
                     self._leave(waiter)
-                    if not waiter.future.done():  # else its branch was cancelled in this turn of the loop
+                    if not waiter.future.done():  # else its branch was cancelled in the same turn of the loop
                         waiter.future.set_result(None)
                 if not self._waiting:
                     return
@@ -126,7 +126,7 @@ class Waits:
             self._fail(error)
 
     def _in_memory_s(self) -> float:
-        """Return how long to wait without recording that the run waits; 0: not any longer."""
+        """Return how long to wait in memory before the run's wait is recorded; 0: no longer."""
         left_s = max(self._left_s(self._moment()), _SLACK_S)
         if self._active > 0:
             return min(left_s, _LOOK_EVERY_S)
@@ -140,7 +140,7 @@ class Waits:
         return min(left_s, longest_s)
 
     def _linger_s(self, step: Step) -> float:
-        """Return how long to keep the slot for one wait: children may end at any moment, a signal hardly."""
+        """Return how long to keep the slot for one wait: children may end at any moment, signals seldom come soon."""
         if step.order is not None:
             return LINGER_S
         left_s = self._left_s(_moment_of(step))
@@ -171,10 +171,10 @@ class Waits:
             self._leave(waiter)
             if not waiter.future.done():
                 waiter.future.set_exception(error)
-                waiter.future.exception()  # so that asyncio does not report it, should the branch be cancelled now
+                waiter.future.exception()  # so that asyncio does not report it if the branch is cancelled now
 
     async def close(self) -> None:
-        """End the waits in memory; let a pause that is being recorded finish first, since it ends the attempt."""
+        """End the waits in memory; let the recording of a pause finish first, since it ends the attempt."""
         keeper, cancelled = self._keeper, None
         if keeper is None:
             return

@@ -39,15 +39,15 @@ _PARALLEL_MAX: Final = 1_000
 
 
 class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How workers run a workflow, beside the rules that every task has."""
+    """The rules by which workers run a workflow, beside those of every task."""
 
     parallel: int = PARALLEL_DEFAULT  #: how many functions of steps may run at the same time in one run
-    on_success: AnyCallback | None = None  #: a job of this task is made when a run completed
-    on_fail: AnyCallback | None = None  #: a job of this task is made when a run ended otherwise
-    signals: tuple[Signal[Any], ...] | None = None  #: what its runs wait for; None: those that its code names
+    on_success: AnyCallback | None = None  #: task of a job that is made when a run completed
+    on_fail: AnyCallback | None = None  #: task of a job that is made when a run ended otherwise
+    signals: tuple[Signal[Any], ...] | None = None  #: what its runs wait for; None: what its code names
 
     def __post_init__(self) -> None:
-        """Check them.
+        """Check the rules.
 
         Raises: ConfigurationError, TaskDefinitionError.
         """
@@ -85,13 +85,13 @@ class WorkflowFunction(TaskFunction[P, R_co, Q, C_co], Generic[P, R_co, Q, C_co]
 
     @property
     def signals(self) -> Sequence[Signal[Any]]:
-        """The signals that its runs are known to wait for: those that were declared, else those that its code names."""
+        """The known signals of its runs: the declared ones, else those that its code names."""
         declared = self.workflow.signals
         return signals_in(self.function) if declared is None else declared
 
     @functools.cached_property
     def signature(self) -> TaskSignature:
-        """The types of input and result. Raises: TaskDefinitionError, also where no parameter is annotated `Run`."""
+        """The types of input and result. Raises: TaskDefinitionError, also if no parameter is annotated `Run`."""
         found = TaskSignature(self.function, self.name)
         if found.given is not Run:
             raise TaskDefinitionError(
@@ -147,19 +147,20 @@ def workflow(
     """Make an async function a workflow: `@workflow` or `@workflow(queue=..., version=..., parallel=...)`.
 
     `on_success` and `on_fail` are tasks that take a `RunEnd`: a job `<run id>-end` of one of them is made in the same
-    moment in which a worker records that the run ended.
+    moment as the record of the run's end.
 
-    A run that has not ended `deadline_s` seconds after it was enqueued is cancelled, for the reason `deadline`: also while it
-    waits, and with its undos. A run keeps the deadline that the code had when the run was enqueued.
+    A run that has not ended `deadline_s` seconds after it was enqueued is cancelled for the reason `deadline`, even
+    while it waits, and with its undos. A run keeps the deadline that the code had when the run was enqueued.
 
-    `signals` are the ones that its runs wait for: workers announce them, so that a value of another type is refused where
-    it is sent. None: those that the function names, as far as they are objects of its module or of modules that it names.
+    `signals` are the signals that its runs wait for: workers announce them, so that a value of another type is refused
+    when it is sent. None: the signals that the function names, if they are objects of its module or of modules that it
+    names.
 
     The first parameter of the function is annotated `Run`, which the worker gives; the others are the input. The other
-    options are those of `@task`. `timeout_s` and `max_attempts` are about attempts: an attempt ends when the run waits, and
-    an attempt in which a step was recorded does not count when it is lost.
+    options are those of `@task`. `timeout_s` and `max_attempts` concern attempts: an attempt ends when the run waits,
+    and a lost attempt that recorded a step does not count.
 
-    Warns with NondeterminismWarning of calls outside of steps whose result may differ in the next attempt.
+    Warns with NondeterminismWarning of calls outside of steps whose results may differ in the next attempt.
 
     Raises: as `task`; TaskDefinitionError for a function that is not async or takes no Run.
     """

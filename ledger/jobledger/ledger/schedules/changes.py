@@ -1,8 +1,8 @@
-"""Acting on schedules: one command, the event that follows on the schedule's chain, then the jobs it asks for.
+"""Acting on schedules: one command, its event on the schedule's chain, then the jobs that the event asks for.
 
-The event and its jobs' first events are plain appends, one after the other. A process that dies in between leaves jobs
-missing; whoever acts on that schedule next makes them before anything is appended to its chain. So only the newest
-event of a schedule can lack jobs. Source: ADR 021.
+The event and its jobs' first events are plain appends, one after the other. If a process dies in between, jobs are
+missing; the next process that acts on the schedule makes them before it appends anything to the chain. So only the
+newest event of a schedule can lack jobs. Source: ADR 021.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from jobledger.ledger.model.seals import unseal_words
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 
-#: Returns which subjects are in use; see `Log.present`.
+#: A function that returns which subjects are in use; see `Log.present`.
 Present = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 R = TypeVar("R")
@@ -53,17 +53,17 @@ _AT_ONCE: Final = 128
 
 
 class KnownSchedule(msgspec.Struct, frozen=True, gc=False):
-    """A schedule as its newest event says."""
+    """A schedule after its newest event."""
 
     view: View[Schedule] = View()
-    event: ScheduleEvent | None = None  #: the newest one; None: the chain has none
+    event: ScheduleEvent | None = None  #: newest event; None: the chain has none
     sequence: int = 0  #: its stream sequence
-    whole: bool = False  #: whether the jobs that it asks for were seen to exist
-    made: tuple[JobRef, ...] = ()  #: which they are, where they were made now
+    whole: bool = False  #: whether the jobs that the event asks for are known to exist
+    made: tuple[JobRef, ...] = ()  #: these jobs, if they were made now
 
     @property
     def schedule(self) -> Schedule | None:
-        """The state; None where nobody declared it."""
+        """The state; None if nobody declared the schedule."""
         return self.view.state
 
     def jobs(self) -> list[Enqueue]:
@@ -72,14 +72,14 @@ class KnownSchedule(msgspec.Struct, frozen=True, gc=False):
 
 
 def known_from(newest: Message, last_sequence: int = 0) -> KnownSchedule:
-    """Return a schedule as its newest event says; `last_sequence`: of its newest message, where that is no event."""
+    """Return a schedule after its newest event; `last_sequence`: that of its newest message, which may be no event."""
     event, sequence = SCHEDULE.decode(newest), newest.stream_sequence
     state = SCHEDULE.evolve(None, event, sequence)
     return KnownSchedule(View(state, max(sequence, last_sequence), newest.data), event, sequence)
 
 
 class Schedules:
-    """The schedules of a ledger, as one client acts on them."""
+    """The schedules of a ledger, for one client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -96,9 +96,9 @@ class Schedules:
     ) -> KnownSchedule:
         """Carry out a command on a schedule: make its newest event's missing jobs, append the new event, make its jobs.
 
-        `trace`: the W3C traceparent that it belongs to; "": that of the span under way.
+        `trace`: W3C traceparent; "": of the present span.
 
-        Returns the schedule after it; where all was as the command asks, as it was.
+        Returns the schedule after it, unchanged if nothing had to change.
 
         Raises: as `decide`; WrongSequenceError after too many lost races, LedgerFullError, UnreachableError.
         """
@@ -120,7 +120,7 @@ class Schedules:
         return await retry_raced(attempt)
 
     async def _sealed_as_known(self, name: str, command: Declare, known: Schedule | None) -> Declare:
-        """Return a declaration with the sealed values of the schedule where they say the same: equal ones look different.
+        """Return a declaration with the schedule's own sealed values if they are equal: sealed twice they differ.
 
         Raises: InvalidInputError for a schedule with hooks; ErasedError, KeyUnavailableError.
         """
@@ -148,17 +148,17 @@ class Schedules:
             return
         limit, key = split(overlap_limit(name))
         terms = Terms(slots=1, keep="job", mode=mode)
-        with acting_for(None):  # whoever may declare the schedule may say how its jobs overlap
+        with acting_for(None):  # the right to declare the schedule includes its overlap
             await define_key(self._client.log, limit, key, terms, self._client.stamp)
 
     async def tick(self, name: str, known: KnownSchedule) -> KnownSchedule:
         """Record the tick that is due, and make its jobs.
 
-        Raises: as `act`; WrongSequenceError where `known` is not the newest.
+        Raises: as `act`; WrongSequenceError if `known` is not the newest state.
         """
         schedule = known.schedule
         assert schedule is not None, "somebody declared it"
-        known = await self.healed(known)  # before anything else: a job that is missing has not ended
+        known = await self.healed(known)  # first of all: a missing job has not ended
         ended = True
         if schedule.definition.overlap == "skip" and schedule.ran is not None:
             ended = await self._has_ended(name, schedule, schedule.ran)
@@ -167,7 +167,7 @@ class Schedules:
         return await self.append(known, event)
 
     async def append(self, known: KnownSchedule, event: ScheduleEvent) -> KnownSchedule:
-        """Append an event that was decided on what is known, then make its jobs.
+        """Append an event that was decided on the known state, then make its jobs.
 
         Raises: WrongSequenceError when the chain has moved, LedgerFullError, UnreachableError.
         """
@@ -180,7 +180,8 @@ class Schedules:
     async def healed(self, known: KnownSchedule, present: Present | None = None) -> KnownSchedule:
         """Make the missing jobs of a schedule's newest event: the process that should have made them died.
 
-        If another author's job has the id of one, that one is missing, too. `present`: used instead of the log's own.
+        A job whose id belongs to another author's job counts as missing, too. `present`: used instead of the log's
+        method.
 
         Raises: LedgerFullError, UnreachableError.
         """
@@ -196,7 +197,7 @@ class Schedules:
         return replace(known, whole=True)
 
     async def _is_own(self, job: Enqueue) -> bool:
-        """Return whether an existing job is the schedule's; True where a replica lacks it. Raises: UnreachableError."""
+        """Return whether an existing job is the schedule's; True if a replica lacks it. Raises: UnreachableError."""
         events = await self._client.log.read_chain(self._client.log.names.chain(job.ref))
         return not events or is_of_tick(job)(events[0].event)
 
@@ -206,9 +207,9 @@ class Schedules:
         return self._client.log.names.of_type(job.ref, leaf)
 
     async def _make(self, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> tuple[JobRef, ...]:
-        """Begin the jobs of an event; one that exists stays as it is. Return which they are.
+        """Begin the jobs of an event; an existing job stays as it is. Return the jobs.
 
-        They are begun as an operator's: whoever declared the schedule was allowed to.
+        They are begun with an operator's rights, since the declarer of the schedule had the right to enqueue them.
 
         Raises: LedgerFullError, UnreachableError.
         """
@@ -226,9 +227,9 @@ class Schedules:
         return tuple(begun.ref for begun in await _few_at_once(begin, jobs))
 
     async def places(self, event: Backfilled, jobs: Sequence[Enqueue]) -> list[JobRef | None]:
-        """Return where the jobs of past ticks are, whatever queue the schedule had then; None for those not made.
+        """Return the places of the jobs of past ticks, in any queue that the schedule had then; None for jobs not made.
 
-        Of a schedule with hooks the tick's own job counts too. Raises: UnreachableError.
+        For a schedule with hooks the tick's own job counts, too. Raises: UnreachableError.
         """
         own = own_ids(event)
         ticks = {tick_job_id(event.schedule, tick): tick_name(event.schedule, tick) for tick in event.ticks}
@@ -243,7 +244,7 @@ class Schedules:
         return await _few_at_once(place, jobs)
 
     async def _place(self, job: Enqueue) -> JobRef | None:
-        """Return where a schedule's job is, in any queue; None where it is not there. Raises: UnreachableError."""
+        """Return the place of a schedule's job, in any queue; None without one. Raises: UnreachableError."""
         log, is_own = self._client.log, is_of_tick(job)
         for ref in (job.ref, instead_of(job.ref)):
             chains = log.names.chains_of_id(ref.job_id)

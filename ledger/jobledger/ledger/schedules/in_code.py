@@ -36,11 +36,11 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
 
     schedule: str
     at: datetime  #: the planned moment, UTC
-    job_id: str  #: of the job that is made for it
+    job_id: str  #: id of the job that is made for the tick
 
 
 class Skip(msgspec.Struct, frozen=True):
-    """What `before` returns to have no job made for a tick."""
+    """A value that `before` returns, so that no job is made for a tick."""
 
     reason: str = ""
 
@@ -55,12 +55,12 @@ class AnyTask(Protocol):
 
     @property
     def unpacked(self) -> tuple[Any, Options]:
-        """The task, and the options that a job of it has."""
+        """The task, and the options of its jobs."""
         ...
 
 
 def check_options(schedule: str, options: Options) -> None:
-    """Refuse what a schedule's task cannot have, because each tick decides it. Raises: ConfigurationError."""
+    """Refuse options that a schedule's task cannot have, because each tick decides them. Raises: ConfigurationError."""
     if options.id is not None or options.run_at is not None or options.delay_s is not None or options.by:
         raise ConfigurationError(
             f"schedule {schedule}: its task has an id, a run_at, a delay_s or a by, which every tick decides: leave it out"
@@ -68,7 +68,7 @@ def check_options(schedule: str, options: Options) -> None:
 
 
 class Schedule:
-    """When jobs of a task are made again and again, as code declares it.
+    """A schedule that code declares: the times at which jobs of a task are made.
 
     At the top of a module that a worker loads, or as `@task(schedule=Schedule(cron=...))`, which gives it the task and,
     without a name of its own, the task's name. A worker declares it at its start, if it serves the queue of its jobs.
@@ -92,14 +92,13 @@ class Schedule:
         before: Before | None = None,
         after: After | None = None,
     ) -> None:
-        """Exactly one of `cron`, `every_s` and `at` says when; `Definition` says what the others mean.
+        """Exactly one of `cron`, `every_s` and `at` sets the ticks; for the others see `Definition`.
 
-        `task`: what to run; its options (`task.options(queue=..., limits=...)`) are those of every job.
+        `task`: the task to run; its options (`task.options(queue=..., limits=...)`) are those of every job.
         `input`: the keyword arguments of every job.
         `before`: called before each job is made; the job gets the input that it returns, None keeps `input`. With it
-            `input` may be left out, also where the task has arguments without a default.
-        `after`: called after the job was made. Both run in a job of their own, which is tried again when it fails; the
-        schedule's own job is made once.
+        `input` may be left out, even if the task has arguments without a default. `after`: called after the job was
+        made. Both run in a separate job, which is tried again when it fails; the schedule's own job is made once.
 
         Raises: InvalidInputError, ConfigurationError, InvalidTokenError.
         """
@@ -108,7 +107,7 @@ class Schedule:
         self.input = dict(input or {})
         self.before = before
         self.after = after
-        self.is_used = False  #: by a task, which has a copy of it
+        self.is_used = False  #: True once a task has a copy of it
         self._definition = Definition(
             spec=Spec(cron=cron, every_s=every_s, at=at, timezone=timezone),
             task="task",
@@ -119,7 +118,7 @@ class Schedule:
             jitter_s=jitter_s,
             ends_at=ends_at,
             source="code",
-            code_version="unknown",  # until the task is known: see `definition`
+            code_version="unknown",  # the version before the task is known; see `definition`
             hooks=bool(before or after),
         )
         keep_utc(self._definition.spec, "at")
@@ -133,7 +132,7 @@ class Schedule:
     def of(self, task: AnyTask) -> Schedule:
         """Return this schedule with its task, and the task's name if it has none of its own.
 
-        Raises: ConfigurationError where it has another task.
+        Raises: ConfigurationError if it has another task.
         """
         if self.task is not None:
             raise ConfigurationError(
@@ -145,7 +144,7 @@ class Schedule:
         return own
 
     def check(self) -> None:
-        """Refuse what only shows when the module is loaded: a missing name or task, an input that the task cannot have.
+        """Refuse mistakes that show only at the load of the module: no name, no task, or an input not for the task.
 
         Raises: ConfigurationError, InvalidInputError, TaskDefinitionError.
         """
@@ -171,7 +170,7 @@ class Schedule:
 
     @property
     def declared_input(self) -> Mapping[str, Any] | None:
-        """The keyword arguments of its jobs, None where only `before` knows them."""
+        """The keyword arguments of its jobs, None if only `before` knows them."""
         signature = self._unpacked()[0].signature
         is_missing = not self.input and set(signature.names) > set(signature.defaults)
         return None if self.before is not None and is_missing else self.input
@@ -189,7 +188,7 @@ class Schedule:
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
     def definition(self, like: Enqueue) -> Definition:
-        """Return its definition for the ledger; its jobs are like `like`."""
+        """Return its definition for the ledger; `like`: an example of its jobs."""
         return msgspec.structs.replace(
             self._definition,
             task=like.task,

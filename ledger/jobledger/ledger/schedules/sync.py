@@ -1,4 +1,4 @@
-"""The verbs of `Ledger.schedules` for blocking code: each is carried to the asynchronous one and waits for its answer."""
+"""The verbs of `Ledger.schedules` for blocking code: each calls the asynchronous verb and waits for its answer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class _HasSchedules(Protocol):
 
 
 class Carrier(Protocol):
-    """What runs an asynchronous verb in its loop; see `LoopThread`."""
+    """The runner of an asynchronous verb in its loop; see `LoopThread`."""
 
     def call(self, verb: Callable[[Any], Awaitable[R]]) -> R:
-        """Run it and wait for its end."""
+        """Run a verb and wait for its end."""
         ...
 
 
 class BlockingSchedules:
-    """The schedules of a ledger, for code that blocks; every method is that of `ScheduleVerbs`."""
+    """The schedules of a ledger, for code that blocks; the methods are those of `ScheduleVerbs`."""
 
     def __init__(self, caller: Carrier) -> None:
         self._caller = caller
@@ -63,11 +63,11 @@ class BlockingSchedules:
         return self._call(lambda all_of: all_of.pause(name, reason=reason, by=by))
 
     def resume(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
-        """Let it tick again. See `ScheduleVerbs.resume`."""
+        """Resume the ticks. See `ScheduleVerbs.resume`."""
         return self._call(lambda all_of: all_of.resume(name, reason=reason, by=by))
 
     def remove(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
-        """End it. See `ScheduleVerbs.remove`."""
+        """End the schedule. See `ScheduleVerbs.remove`."""
         return self._call(lambda all_of: all_of.remove(name, reason=reason, by=by))
 
     def reset(self, name: str, *, by: str = "") -> Schedule:

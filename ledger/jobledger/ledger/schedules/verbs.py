@@ -1,4 +1,4 @@
-"""`Ledger.schedules`: what an application or a person does with schedules, short of letting them tick."""
+"""`Ledger.schedules`: acts of an application or a person on schedules; workers make the ticks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COUNT_MAX = 1_000
 
 
 class When(TypedDict, total=False):
-    """When a schedule ticks and what it does about the ticks; see `Definition`."""
+    """The options of a schedule on its ticks; see `Definition`."""
 
     cron: str
     every_s: int
@@ -58,7 +58,7 @@ class HasTask(Protocol):
 
 
 class Enqueues(Protocol):
-    """What makes jobs; see `Enqueuer`."""
+    """The interface of an enqueuer; see `Enqueuer`."""
 
     async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
         """Return the command that would enqueue a job with this input now."""
@@ -66,9 +66,9 @@ class Enqueues(Protocol):
 
 
 def definition_of(like: Enqueue, **when: Unpack[When]) -> Definition:
-    """Return an operator's definition of a schedule whose jobs are like `like`.
+    """Return an operator's definition of a schedule; `like`: an example of its jobs.
 
-    Raises: InvalidInputError for a moment without time zone; `Declare` checks the rest.
+    Raises: InvalidInputError for a moment without a time zone; `Declare` checks the other values.
     """
     settings: dict[str, Any] = dict(when)
     spec = Spec(**{name: settings.pop(name) for name in Spec.__struct_fields__ if name in settings})
@@ -81,8 +81,8 @@ def definition_of(like: Enqueue, **when: Unpack[When]) -> Definition:
 class ScheduleVerbs(Schedules):
     """The schedules of a ledger. Each verb reads the schedule's newest event, so none is stale.
 
-    All raise UnreachableError; those that change something also LedgerFullError, and ScheduleNotFoundError where there
-    is none of that name.
+    All raise UnreachableError; those that change something also LedgerFullError, and ScheduleNotFoundError if no
+    schedule has the name.
     """
 
     def __init__(self, client: Client, enqueuer: Enqueues) -> None:
@@ -99,11 +99,12 @@ class ScheduleVerbs(Schedules):
         by: str = "",
         **when: Unpack[When],
     ) -> Schedule:
-        """Declare a schedule: exactly one of `cron`, `every_s`, `at` and `on_demand` says when; `Definition` says the rest.
+        """Declare a schedule: exactly one of `cron`, `every_s`, `at` and `on_demand`; for the others see `Definition`.
 
-        With `on_demand=True` it does not tick: only `trigger` makes its jobs. Instead of a task it may be given a `Graph`,
-        then stored under this name: each job is a run of it. Each job has the task's options. A schedule that does the
-        same already stays as it is; with `replace` one that does something else is changed.
+        With `on_demand=True` it does not tick: only `trigger` makes its jobs. Instead of a task, `task` may be a
+        `Graph`, which is then stored under this name: each job is a run of it. Each job has the task's options. An
+        existing schedule with the same definition stays as it is; with `replace` one with another definition is
+        changed.
 
         Raises: ScheduleExistsError without `replace`; InvalidInputError, InvalidTokenError, PayloadTooLargeError;
             ConfigurationError for an id, a run_at or a delay_s, which each tick decides.
@@ -120,19 +121,19 @@ class ScheduleVerbs(Schedules):
         return await self.declare(name, like, replace=replace, by=by, **when)
 
     async def like(self, run: HasTask) -> Enqueue:
-        """Return what would enqueue a graph, or a run of a stored one, for `declare`. Raises: as `add`."""
+        """Return the command that would enqueue a graph, or a run of a stored one, for `declare`. Raises: as `add`."""
         return await self._enqueuer.like(*await run.as_task(self._client))
 
     async def declare(
         self, name: str, like: Enqueue, *, replace: bool = False, by: str = "", **when: Unpack[When]
     ) -> Schedule:
-        """Declare a schedule whose jobs are like `like`; see `add`. For whoever does not have the task's code."""
+        """Declare a schedule, with `like` as an example of its jobs; see `add`. For callers without the task's code."""
         check_token("schedule name", name)
         command = Declare(definition=definition_of(like, **when), replace=replace)
         return await self._done(name, command, by)
 
     async def get(self, name: str) -> Schedule:
-        """Return a schedule as it is now; one that was removed is not found."""
+        """Return a schedule as it is now; a removed one is not found."""
         check_token("schedule name", name)
         schedule = (await self._patiently(lambda: self.read(name))).schedule
         if schedule is None or schedule.removed:
@@ -140,19 +141,19 @@ class ScheduleVerbs(Schedules):
         return schedule
 
     async def next(self, name: str, count: int = 1) -> list[datetime]:
-        """Return when the next ticks are due, in UTC: fewer than `count` where it ends, none while it is paused."""
+        """Return when the next ticks are due, in UTC: fewer than `count` if it ends, none while it is paused."""
         return next_due(name, await self.get(name), count)
 
     async def pause(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
-        """Stop the ticks until `resume`, also across deploys. Raises: RefusedError for one that is paused."""
+        """Stop the ticks until `resume`, also across deploys. Raises: RefusedError for a paused schedule."""
         return await self._done(name, Pause(reason=reason), by)
 
     async def resume(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
-        """Let it tick again from now on; nothing is caught up. Raises: RefusedError for one that is not paused."""
+        """Resume the ticks from now on, without catching up. Raises: RefusedError for a schedule that is not paused."""
         return await self._done(name, Resume(reason=reason), by)
 
     async def remove(self, name: str, *, reason: str = "", by: str = "") -> Schedule:
-        """End it. Its jobs stay as they are, and its name may be declared again."""
+        """End the schedule. Its jobs stay as they are, and its name may be declared again."""
         return await self._done(name, Remove(reason=reason), by)
 
     async def reset(self, name: str, *, by: str = "") -> Schedule:
@@ -160,7 +161,7 @@ class ScheduleVerbs(Schedules):
         return await self._done(name, Reset(), by)
 
     async def trigger(self, name: str, *, reason: str = "", by: str = "", trace: str = "") -> JobRef:
-        """Make a job now, regardless of ticks and running jobs; return its ref. Each call makes another one.
+        """Make a job now, regardless of ticks and running jobs; return its reference. Each call makes another job.
 
         `trace`: the W3C traceparent that the job belongs to; "": that of the span under way.
         """
@@ -170,11 +171,11 @@ class ScheduleVerbs(Schedules):
     async def backfill(
         self, name: str, from_at: datetime, to_at: datetime, *, reason: str = "", by: str = ""
     ) -> list[JobRef]:
-        """Make the jobs of the past ticks of a range, both ends included; return them, also those that were there.
+        """Make the jobs of the past ticks of a range, both ends included; return them, with those that existed.
 
-        One that is in another queue, which the schedule had before, is there already.
+        A job in another queue, which the schedule had before, counts as existing.
 
-        Raises: InvalidInputError for a range without ticks, with more than 1,000, or that is not past.
+        Raises: InvalidInputError for a range without ticks, with more than 1,000 ticks, or with a future end.
         """
         known = await self._act(name, Backfill(from_at=from_at, to_at=to_at, reason=reason), by)
         assert isinstance(known.event, Backfilled), "the command is never as it was"

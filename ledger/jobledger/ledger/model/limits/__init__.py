@@ -1,1 +1,1 @@
-"""Limits: what they are called, how they are defined, and who holds their slots. Pure."""
+"""Limits: their names, their definitions, and the holders of their slots. Pure."""

@@ -1,9 +1,9 @@
-"""Definitions of limits as facts: `LimitEvent`, what they add up to, and what may follow. Pure.
+"""Definitions of limits as facts: `LimitEvent`, the fold of these events, and the next event for a command. Pure.
 
-Each limit has a chain of its own, `ledger.limit.<name>.>`. What holds for all its keys and what differs for one of them
-are two facts, and each has its author: an event changes one of the two and repeats the others, so the newest event *is*
-the state. A job that names a limit without a definition stays `held`. Released fields never change type, meaning or
-name.
+Each limit has a chain of its own, `ledger.limit.<name>.>`. The terms for all its keys and the differences for one key
+are separate facts, each with its author. An event changes one of these facts and repeats the others, so the newest
+event *is* the state. A job that names a limit without a definition stays `held`. Released fields never change type,
+meaning or name.
 """
 
 from __future__ import annotations
@@ -22,64 +22,64 @@ from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.rights.authority import EVERY
 from jobledger.ledger.model.rights.grants import checked_patterns, matches
 
-#: What a job does whose limit is full: wait; take the place of an older job that waits; also ask the one that runs to
-#: end; or be cancelled.
+#: Fate of a job whose limit is full: it waits; takes the place of an older waiting job; also asks the running one to
+#: end; or is cancelled.
 Mode = Literal["queue", "newest", "replace", "drop"]
-#: When a job gives its slot back: after each attempt, to take one again for the next; or when it has ended for good.
+#: When a job gives its slot back: after each attempt (the next one takes a slot again), or when it has ended for good.
 Keep = Literal["attempt", "job"]
 Source = Literal["code", "operator"]
 
 MODES: Final[tuple[Mode, ...]] = ("queue", "newest", "replace", "drop")
 KEEPS: Final[tuple[Keep, ...]] = ("attempt", "job")
-OVERRIDES_MAX: Final = 1_000  #: keys with numbers of their own, of one limit
+OVERRIDES_MAX: Final = 1_000  #: the most keys of one limit with terms of their own
 PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The terms of one key of a limit, and the jobs that may name the limit, which are the same for all its keys."""
 
-    # What has terms and more is a subclass: a limit as code declares it, and a row of the table of limits.
+    # Subclasses have terms and more: a limit that code declares, and a row of the table of limits.
     slots: Whole | None = None  #: how many jobs may hold it at once; None: any number; 0: none, so all wait
     rate: float | None = None  #: how many jobs may start in `per_s` seconds; None: any number
     per_s: float = 1.0  #: the period of `rate`, in seconds
     burst: Whole = 1  #: how many of them may start at once, after a pause
-    mode: Mode = "queue"  #: what a job does that finds the limit full
+    mode: Mode = "queue"  #: fate of a job that finds the limit full
     keep: Keep = "attempt"  #: when a job gives its slot back
-    weight: float = 1.0  #: this key's share beside the other keys', where they compete
-    #: Patterns of the queues whose jobs may name the limit, ("*",) for all. Nothing here and in `tasks`: everything that
-    #: may enqueue anywhere, and the tasks whose code has it.
+    weight: float = 1.0  #: share of this key beside competing keys
+    #: Patterns of the queues whose jobs may name the limit, ("*",) for all. Empty, as `tasks`: only callers who may
+    #: enqueue anywhere, and tasks whose code has the limit, may name it.
     queues: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
+    tasks: tuple[str, ...] = ()  #: the same for tasks; if both are given, both must match
 
     @property
     def terms(self) -> Terms:
-        """The terms alone, without what a subclass has besides."""
+        """The terms alone, without the other fields of a subclass."""
         said: dict[str, Any] = {name: getattr(self, name) for name in _TERMS}
         for name in ("queues", "tasks"):
-            if isinstance(said[name], list):  # code may give one
+            if isinstance(said[name], list):  # code may give a list
                 said[name] = tuple(said[name])
         return Terms(**said)
 
     @property
     def says_who(self) -> bool:
-        """Whether it says which jobs may name the limit."""
+        """Whether the terms say which jobs may name the limit."""
         return bool(self.queues or self.tasks)
 
     def is_for(self, queue: str, task: str) -> bool:
-        """Return whether jobs of a task in a queue may name the limit, by what is said of it."""
+        """Return whether the patterns allow jobs of a task in a queue to name the limit."""
         return _matches(queue, self.queues) and _matches(task, self.tasks)
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What differs for one key of a limit."""
+    """The differences of one key from the terms of its limit."""
 
-    slots: Whole | None = None  #: how many jobs may hold it at once; none: as the limit
-    rate: float | None = None  #: how many jobs may start in `per_s` seconds; none: as the limit
-    per_s: float | None = None  #: the period of `rate`, in seconds; none: as the limit
-    burst: Whole | None = None  #: how many of them may start at once; none: as the limit
-    mode: Mode | None = None  #: what a job does that finds the key full; none: as the limit
-    keep: Keep | None = None  #: when a job gives its slot back; none: as the limit
-    weight: float | None = None  #: the key's share beside other keys; none: as the limit
+    slots: Whole | None = None  #: how many jobs may hold it at once; none: as for the limit
+    rate: float | None = None  #: how many jobs may start in `per_s` seconds; none: as for the limit
+    per_s: float | None = None  #: the period of `rate`, in seconds; none: as for the limit
+    burst: Whole | None = None  #: how many of them may start at once; none: as for the limit
+    mode: Mode | None = None  #: fate of a job that finds the key full; none: as for the limit
+    keep: Keep | None = None  #: when a job gives its slot back; none: as for the limit
+    weight: float | None = None  #: the key's share beside other keys; none: as for the limit
 
 
 class Author(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -87,8 +87,8 @@ class Author(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     source: Source  #: the application's code, or a person, whom code never overrides
     by: str  #: the process or person
-    at: Moment  #: when
-    reason: str = ""  #: why, as the person said; of a long one the beginning
+    at: Moment  #: time of the fact
+    reason: str = ""  #: the person's reason; of a long one the beginning
 
 
 _TERMS: Final = Terms.__struct_fields__
@@ -97,15 +97,15 @@ _REASON_MAX: Final = 100  #: characters of the reason that are repeated
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a limit carries."""
+    """The fields of every fact about a limit."""
 
     limit: str  #: the limit's name
 
 
 class LimitSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
-    """From here on the limit is as this event says, whatever was before. Nothing that runs is ended for it.
+    """From here on the limit is as in this event, whatever it was before. It ends no running job.
 
-    With a `key` it says what differs for that key, or that nothing differs any more; all else is repeated.
+    With a `key` it changes the differences of that key, or removes them; everything else is repeated.
     """
 
     slots: Whole | None = (
@@ -114,60 +114,60 @@ class LimitSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
     rate: float | None = None  #: how many jobs of one key may start in `per_s` seconds; none: any number
     per_s: float = 1.0  #: the period of `rate`, in seconds
     burst: Whole = 1  #: how many of them may start at once, after a pause
-    mode: Mode = "queue"  #: what a job does that finds its key full
+    mode: Mode = "queue"  #: fate of a job that finds its key full
     keep: Keep = (
         "attempt"  #: when a job gives its slot back: after each `attempt`, or at the end of the `job`
     )
-    weight: float = 1.0  #: a key's share beside other keys, where they compete
-    overrides: Mapping[str, Override] = {}  #: keys for which something differs
-    source: Source  #: whose the definition is: the code's, or a person's, whom code never overrides
-    reason: str = ""  #: why, as the person said
-    key: str = ""  #: the key for which something else differs from here on; empty: the definition was said
-    defined: Author | None = None  #: who said the definition, where a key is named; absent: this author
-    authors: Mapping[str, Author] = {}  #: who said what differs, by key; absent for a key: as the definition
-    given_back: bool = False  #: whether a person gave back to the code what a person had said
+    weight: float = 1.0  #: a key's share beside competing keys
+    overrides: Mapping[str, Override] = {}  #: differences from these terms, by key
+    source: Source  #: author of the definition: the code, or a person, whom code never overrides
+    reason: str = ""  #: the person's reason
+    key: str = ""  #: the key whose differences this event changes; empty: it changes the definition
+    defined: Author | None = None  #: author of the definition, if a key is named; absent: this event's author
+    authors: Mapping[str, Author] = {}  #: authors of differences, by key; absent: as of the definition
+    given_back: bool = False  #: whether a person gave the terms back to the code
     queues: tuple[
         str, ...
-    ] = ()  #: patterns: jobs of which queues may name the limit; empty, as `tasks`: not said
-    tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
+    ] = ()  #: patterns of the queues whose jobs may name it; empty, as `tasks`: not given
+    tasks: tuple[str, ...] = ()  #: the same for tasks; if both are given, both must match
 
 
 class LimitRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
     """The limit has no definition any more: jobs that name it stay `held` until it is set again."""
 
-    reason: str = ""  #: why, as the person said
+    reason: str = ""  #: the person's reason
 
 
 LimitEvent = LimitSet | LimitRemoved
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A limit after its newest event. `at`, `by`, `reason` and `source` are of its definition, or of its removal."""
+    """A limit after its newest event. `at`, `by`, `reason` and `source` belong to its definition, or to its removal."""
 
     limit: str
     sequence: int  #: stream sequence of that event
     at: Moment
     by: str
     reason: str = ""
-    common: Terms | None = None  #: for every key without an override; None: removed
+    common: Terms | None = None  #: terms of every key without an override; None: removed
     overrides: Mapping[str, Override] = {}
     source: Source = "operator"
-    authors: Mapping[str, Author] = {}  #: who said what differs, of every key of `overrides`
+    authors: Mapping[str, Author] = {}  #: author of the differences, for every key of `overrides`
 
     @property
     def is_set(self) -> bool:
-        """Whether it is defined at this moment."""
+        """Whether the limit is defined now."""
         return self.common is not None
 
     def of(self, key: str = "") -> Terms | None:
-        """Return what holds for a key, "" being that of the bare name; None where nothing is defined."""
+        """Return the terms of a key, "" being the bare name; None if nothing is defined."""
         override = self.overrides.get(key)
         if override is None or self.common is None:
             return self.common
         return msgspec.structs.replace(self.common, **_said(override))
 
     def author(self, key: str = "") -> Author:
-        """Return who said what holds for a key: what differs for it, or else the definition."""
+        """Return the author of the terms of a key: of its differences, or else of the definition."""
         own = self.authors.get(key)
         return own or Author(source=self.source, by=self.by, at=self.at, reason=self.reason[:_REASON_MAX])
 
@@ -209,9 +209,9 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Define a limit, or replace its definition."""
 
     terms: Terms = Terms()
-    overrides: Mapping[str, Override] | None = None  #: what differs for keys; None: as before
+    overrides: Mapping[str, Override] | None = None  #: differences by key; None: as before
     source: Source = "operator"
-    given_back: bool = False  #: whether a person says that it is the code's again
+    given_back: bool = False  #: whether a person gives it back to the code
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -225,12 +225,12 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Set what differs for one key of a limit; the definition and the other keys keep their numbers and authors."""
+    """Set the differences of one key of a limit; the definition and the other keys keep their terms and authors."""
 
     key: str
-    override: Override | None  #: None: nothing any more
+    override: Override | None  #: the differences; None: none any more
     source: Source = "operator"
-    given_back: bool = False  #: whether a person says that it is the code's again
+    given_back: bool = False  #: whether a person gives it back to the code
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class SetKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoveLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Take a definition away, with what differs for its keys."""
+    """Remove a definition, with the differences of its keys."""
 
     reason: str = ""
 
@@ -255,8 +255,8 @@ LimitCommand = SetLimit | SetKey | RemoveLimit
 def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: Stamp) -> LimitEvent:
     """Return the event that follows from a command.
 
-    Raises: LimitNotFoundError for the removal of what is not defined; InvalidInputError for too many keys; RefusedError
-        where code would override a person, AccessDeniedError.
+    Raises: LimitNotFoundError for the removal of an undefined limit; InvalidInputError for too many keys; RefusedError
+        if code would override a person; AccessDeniedError.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("manage")
@@ -286,13 +286,13 @@ def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: 
 
 
 def _decide_key(limit: str, before: Definition | None, command: SetKey, stamp: Stamp) -> LimitSet:
-    """Return the event that says what differs for one key. Raises: InvalidInputError, RefusedError."""
+    """Return the event that sets the differences of one key. Raises: InvalidInputError, RefusedError."""
     key, source = command.key, command.source
     said = Author(source=source, by=stamp.by, at=stamp.at, reason=command.reason[:_REASON_MAX])
     is_set = before is not None and before.is_set
     if is_set and before is not None and key in before.overrides and not command.given_back:
         _refuse_code(joined(limit, key), before.author(key), source)
-    # If nobody defined the limit, all keys but this one are without a bound.
+    # If nobody defined the limit, all other keys are without a bound.
     defined = before.author() if is_set and before is not None else said
     overrides = {other: each for other, each in _overrides(before).items() if other != key}
     authors = {other: before.author(other) for other in overrides} if before is not None else {}
@@ -325,7 +325,7 @@ def _refuse_code(limit: str, author: Author, source: Source) -> None:
 
 
 def problem_of(terms: Terms, overrides: Mapping[str, Override]) -> str:
-    """Return which number of a definition cannot work, as a sentence; "" where all can."""
+    """Return a sentence on a number of a definition that cannot work; "" if all can."""
     if len(overrides) > OVERRIDES_MAX:
         return f"{len(overrides):,} keys have numbers of their own: at most {OVERRIDES_MAX:,} may"
     for key, override in overrides.items():
@@ -374,9 +374,9 @@ def _is_number(value: object) -> bool:
 
 
 def terms_words(terms: Terms | Override, *, with_who: bool = True) -> str:
-    """Return what is said beyond the defaults, for a person: `slots 5, rate 10 per 60 s, burst 2`.
+    """Return the terms that differ from the defaults, for a person: `slots 5, rate 10 per 60 s, burst 2`.
 
-    `with_who`: also which jobs may name the limit, where that is said.
+    `with_who`: also the patterns of jobs that may name the limit.
     """
     said: list[str] = []
     if terms.slots is not None:
@@ -397,7 +397,7 @@ def terms_words(terms: Terms | Override, *, with_who: bool = True) -> str:
 
 
 def who_words(terms: Terms) -> str:
-    """Return which jobs may name a limit, for a person: `queues mail, billing-*; tasks send`; "" where nobody said."""
+    """Return which jobs may name a limit, for a person: `queues mail, billing-*; tasks send`; "" without patterns."""
     said = [
         f"{kind} {', '.join(patterns)}"
         for kind, patterns in (("queues", terms.queues), ("tasks", terms.tasks))
@@ -434,7 +434,7 @@ def _words(event: LimitEvent) -> str:
 
 
 def _check(before: Definition | None, event: LimitEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """Find what could not have been decided."""
+    """Yield the violations: facts that `decide` would not have returned."""
     if isinstance(event, LimitSet) and event.key:
         found = [problem_of(_common(event), event.overrides), *_problems_of_key(before, event)]
     else:
@@ -444,7 +444,7 @@ def _check(before: Definition | None, event: LimitEvent, _stream_sequence: int) 
 
 
 def _refusal(before: Definition | None, event: LimitEvent) -> str:
-    """Decide again what an event about the definition says was decided; return why it would be refused, "" if not."""
+    """Decide again on the definition of an event; return the reason of a refusal, "" without one."""
     command: LimitCommand = RemoveLimit()
     try:
         if isinstance(event, LimitSet):
@@ -465,8 +465,8 @@ def _common(event: LimitSet) -> Terms:
 
 
 def _problems_of_key(before: Definition | None, event: LimitSet) -> Iterator[str]:
-    """Find what an event about one key changed besides, and whether code replaced what a person had set."""
-    if before is None:  # what came before went into an archive, or is not looked at
+    """Yield other changes by an event about one key, and a replacement of a person's terms by code."""
+    if before is None:  # earlier events are in an archive, or are not checked
         return
     after, key = evolve(None, event, 0), event.key
     if after.common != (before.common or Terms()) or (before.is_set and after.author() != before.author()):

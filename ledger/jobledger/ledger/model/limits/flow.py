@@ -1,9 +1,8 @@
-"""Grants as facts: which jobs were given their slots, and how far that was worked out. `FlowEvent`. Pure.
+"""Grants as facts: the jobs that were given their slots, and snapshots of the state behind it. `FlowEvent`. Pure.
 
-One chain, `ledger.flow.<shard>.>`, for all limits that a job may name together. A slot is taken by `granted` alone, and
-each is conditional on the one before, so whoever appends it knows of every slot that was taken. What gives a slot back
-is an event of the job's own. A chain begins with a snapshot. Released fields never change type, meaning or name.
-Source: ADR 019.
+One chain, `ledger.flow.<shard>.>`, for all limits that a job may name together. Only `granted` takes a slot, and each
+`granted` is conditional on the one before, so its author knows of every slot taken. An event of the job's own gives the
+slot back. A chain begins with a snapshot. Released fields never change type, meaning or name. Source: ADR 019.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jobledger.ledger.model.events import PayloadRef
 
 #: The shard of every limit.
 MAIN: Final = "main"
-#: How many jobs one `granted` may name.
+#: The most jobs that one `granted` may name.
 JOBS_MAX: Final = 500
 
 
@@ -29,54 +28,54 @@ class GrantedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     queue: str  #: the job's queue
     job: str  #: job id
-    held: Whole  #: stream sequence of the `held` that is answered; void if the job has left that wait already
+    held: Whole  #: stream sequence of the `held` that it answers; void if the job has ended that wait already
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about grants carries."""
+    """The fields of every fact about grants."""
 
-    shard: str  #: which limits it is about; `main` for all there are
-    through: Whole  #: the last stream sequence that was taken into account
-    limits_sequence: Whole = 0  #: stream sequence of the newest event about a limit that was obeyed
+    shard: str  #: the set of limits it is about; `main`: all limits
+    through: Whole  #: last stream sequence that was taken into account
+    limits_sequence: Whole = 0  #: stream sequence of the newest event about a limit that it obeys
     began: Whole = 0  #: the ledger's last stream sequence when its author read the newest snapshot and began
 
 
 class Granted(_Fact, frozen=True, kw_only=True, tag="granted", gc=False):
-    """Jobs that waited were given a slot of each of their limits. Each of them is `queued` next, or has left meanwhile.
+    """Jobs that waited were given a slot of each of their limits. Each is `queued` next, or has ended its wait.
 
-    Its time is never before that of the event before it in the chain: rates are counted by it.
+    Its time is never before that of the previous event in the chain, since rates are counted by it.
     """
 
     jobs: tuple[GrantedJob, ...]  #: in the order of the grants, 1 to 500
     slots: dict[str, Whole] = msgspec.field(
         default={}
-    )  #: of keys without a definition, such as `queue:email`
-    policy: Whole = 1  #: version of the rules by which jobs were chosen
+    )  #: slots of keys without a definition, such as `queue:email`
+    policy: Whole = 1  #: version of the rules that chose the jobs
 
 
 class Snapshotted(_Fact, frozen=True, kw_only=True, tag="snapshotted", gc=False):
-    """Who holds slots, and all else that grants follow from; a reader may begin here instead of at the beginning."""
+    """The holders of slots, and all else that decides on grants; a reader may begin here, not at the beginning."""
 
-    low: Whole  #: the oldest stream sequence that tells of a job which waits; those in the state by name may be older
+    low: Whole  #: oldest stream sequence about a waiting job, except jobs that the state names
     granted: Whole = 0  #: stream sequence of the newest `granted` before it; 0: none
-    state: msgspec.Raw = NO_VALUE  #: JSON object; absent where `state_ref` says where it lies
-    state_ref: PayloadRef | None = None  #: where a large state lies
+    state: msgspec.Raw = NO_VALUE  #: JSON object; absent if `state_ref` refers to it
+    state_ref: PayloadRef | None = None  #: place of a large state
 
 
 FlowEvent = Granted | Snapshotted
 
 
 class Flow(msgspec.Struct, frozen=True, gc=False):
-    """What the next event of the chain builds on."""
+    """The facts that the next event of the chain builds on."""
 
-    at: datetime  #: of its newest event; the next one's is not before it
-    through: int  #: of its newest event; it never goes back
-    limits_sequence: int  #: likewise
+    at: datetime  #: time of its newest event; the next event is not before it
+    through: int  #: `through` of its newest event; it never decreases
+    limits_sequence: int  #: `limits_sequence` of its newest event; it never decreases
     granted: int  #: stream sequence of the newest `granted`; 0: none
 
 
 def evolve(before: Flow | None, event: FlowEvent, stream_sequence: int) -> Flow:
-    """Return what follows from `event`."""
+    """Return the state after `event`."""
     granted = stream_sequence if isinstance(event, Granted) else event.granted
     limits_sequence = max(event.limits_sequence, 0 if before is None else before.limits_sequence)
     return Flow(event.at, event.through, limits_sequence, granted)
@@ -113,7 +112,7 @@ def _check(before: Flow | None, event: FlowEvent, stream_sequence: int) -> Itera
 
 
 def _keeps(event: FlowEvent, stream_sequence: int) -> ArchiveBound | None:
-    """Return the bound: the newest snapshot stays, and all that it does not cover."""
+    """Return the bound of an archive run: the newest snapshot stays, with all that it does not cover."""
     if not isinstance(event, Snapshotted):
         return None
     end = min(event.through, stream_sequence - 1)

@@ -1,13 +1,13 @@
-"""`Granter`: chooses the jobs that are granted next, and those that a limit's mode cancels. Pure.
+"""`Granter`: chooses the jobs to grant next, and the jobs that a limit's mode cancels. Pure.
 
-It folds the ledger in stream order: definitions, `held` and whatever ends an attempt or a job, and `granted`. `decide`
-then returns what to append. The time is an argument; nothing here reads, writes or waits. The answer depends on
-the events alone, however often `decide` returned nothing before: two reactors that read the same events agree, and so
-does a later recomputation.
+It folds the ledger in stream order: definitions, `held`, ends of attempts and jobs, and `granted`. `decide` then
+returns the events to append. The time is an argument; nothing here reads, writes or waits. The answer depends on the
+events alone, however often `decide` returned nothing before: two reactors that read the same events agree, and so does
+a later recomputation.
 
-The order: of the jobs all of whose keys have room, first the highest priority (every 16th grant: the lowest), then the
-fairness key that was given least for its weight, then the job that was held first. A line that has the right of way
-(`guard`) comes before all of them.
+The order among jobs whose keys all have room: first the highest priority (every 16th grant: the lowest), then the
+fairness key that got least for its weight, then the job that was held first. A line that has the right of way (`guard`)
+comes before all of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from jobledger.ledger.model.limits.rates import Rates, moment_of, nanoseconds
 
 #: The version of the rules by which `decide` chooses. `granted` names it; it is raised when they change.
 POLICY: Final = 1
-#: One in this many grants goes to the lowest priority first, so that it is never shut out; workers do the same.
+#: One in this many grants tries the lowest priority first, so that it is never shut out; workers do the same.
 LOWEST_FIRST_EVERY: Final = 16
-#: How many jobs that left while they waited are remembered, for a `granted` whose author did not know that yet.
+#: The most jobs remembered that ended their wait without a grant, for a `granted` whose author did not know that yet.
 GONE_MAX: Final = 10_000
 _SHARES_PRUNE_AT: Final = 4_096
 
@@ -59,7 +59,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False):
 
     queue: str
     job: str
-    held: int  #: stream sequence of the `held` that is answered
+    held: int  #: stream sequence of the `held` that it answers
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -67,15 +67,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     at: datetime  #: for `granted`: now, but never before that of the last `granted`
     grants: tuple[Grant, ...] = ()  #: in their order
-    cancels: tuple[Cancel, ...] = ()  #: to append whether or not the `granted` is accepted; each is said once
+    cancels: tuple[Cancel, ...] = ()  #: to append even if the `granted` is refused; each is returned once
     through: int = 0  #: for `granted`: stream sequence of the last event that was folded
     limits_sequence: int = (
-        0  #: for `granted`: stream sequence of the newest event about a limit that was obeyed
+        0  #: for `granted`: stream sequence of the newest event about a limit that it obeys
     )
-    #: For `granted`: slots of the keys without a definition, and 0 for `queue:<queue>` where a queue was passed over.
+    #: For `granted`: slots of the keys without a definition; 0 for `queue:<queue>` if the queue was passed over.
     slots: dict[str, int] = {}
     wake_at: datetime | None = (
-        None  #: when a rate allows the next start of a job that waits; None: none waits for it
+        None  #: time at which a rate allows a waiting job to start; None: no job waits for a rate
     )
     #: Granted jobs without a known start, at keys whose rate allows no more while others wait: the caller checks
     #: whether they started, and calls `started` for those that did.
@@ -83,7 +83,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _Before(msgspec.Struct, frozen=True, gc=False):
-    """What a grant changed, to take it back."""
+    """The state before a grant, to undo it."""
 
     entry: WaitingJob
     line: Line
@@ -108,11 +108,11 @@ class Granter:
         heads_max: int = HEADS_MAX,
         in_memory_max: int = IN_MEMORY_MAX,
     ) -> None:
-        """Begin: nothing is defined, nobody waits. Without a spill every job that waits is kept in memory."""
-        self.through = 0  #: stream sequence of the last event that was folded; who skips others may raise it
+        """Begin without definitions and waiting jobs. Without a spill every waiting job is kept in memory."""
+        self.through = 0  #: stream sequence of the last event folded; a caller that skips events may raise it
         self.at = 0  #: time of the newest `granted`, in nanoseconds
-        self.total = 0  #: how many jobs were ever granted
-        self.floors = [0.0, 0.0, 0.0]  #: by priority, the virtual time at which somebody was served last
+        self.total = 0  #: number of jobs that were ever granted
+        self.floors = [0.0, 0.0, 0.0]  #: by priority: virtual time of the last grant
         self.shares: dict[tuple[int, str], Share] = {}
         self.gone: dict[JobKey, Gone] = {}
         self.definitions = Definitions()
@@ -122,19 +122,19 @@ class Granter:
         self.lines = Lines(spill, heads_max=heads_max, in_memory_max=in_memory_max)
         self.picker = Picker(self.definitions, self.holders, self.rates, self.guard)
         self.modes = Modes(self.picker, self.lines, self.holders, self.remove)
-        self.fresh: dict[Share, None] = {}  #: those that began to wait after what the newest `granted` knew
+        self.fresh: dict[Share, None] = {}  #: those that began to wait after the newest `granted`'s `through`
         self._before: list[_Before] = []
         self._shares_prune_at = _SHARES_PRUNE_AT
 
-    # What was in the ledger.
+    # --- Events of the ledger.
 
     def job(self, event: JobEvent, sequence: int) -> None:
-        """Take in an event of a job; events that concern no limit change nothing."""
+        """Fold an event of a job; events that concern no limit change nothing."""
         self.through = sequence
         job = (event.queue, event.job)
         match event:
             case Held():
-                if event.cause != "new":  # a job that is new has nothing to leave
+                if event.cause != "new":  # a new job has no earlier wait or slot
                     self._left(job, event, sequence)
                 if event.limits:
                     line = (_RANK[event.priority], event.queue, event.fair, event.limits)
@@ -167,7 +167,7 @@ class Granter:
             del self.gone[next(iter(self.gone))]
 
     def _carried(self, event: Carried) -> None:
-        """Take in a job whose earlier events went into an archive."""
+        """Fold `carried`: a job whose earlier events are in an archive."""
         job, state = (event.queue, event.job), event.job_state
         limits, wait = state.order.limits, state.wait_sequence
         if not limits or job in self.holders.jobs or self.lines.find(job) is not None:
@@ -179,9 +179,9 @@ class Granter:
         self.holders.put(job, carried_holding(state, self.keeps))
 
     def wait(self, job: JobKey, order: LineKey, held: int, *, is_new: bool = True) -> None:
-        """Let a job wait in its line, by its `held`; `order`: priority, queue, fairness key, all limits that it names.
+        """Put a job into its line, by its `held`; `order`: priority, queue, fairness key, all limits that it names.
 
-        `is_new`: the job begins to wait now; else it has waited already, as after a restart.
+        `is_new`: the job begins to wait now; otherwise it waited before, as after a restart.
         """
         priority, queue, fair, limits = order
         needs = (self.holders.needs(job, limits) if job in self.holders.jobs else limits) or (FREE,)
@@ -200,7 +200,8 @@ class Granter:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
                 self.fresh[share] = None
-                # Not the limits of the job that made it: it is pruned and made again at moments that no event records.
+                # Not the limits of the job that made the share: shares are pruned and made again at moments that no
+                # event records.
                 share.limits = limits
                 share.weight = self._weight(share)
             share.lines += 1
@@ -211,13 +212,13 @@ class Granter:
             self.modes.waits(line)
 
     def _came_before(self, line: Line) -> None:
-        """Place a line again after an earlier job became its first: in its spot, places only ever grow."""
+        """Place a line again after an earlier job became its first: within a spot, places only grow."""
         self.guard.came_before(line)
         self.picker.leave(line)
         self.picker.stand(line)
 
     def share(self, priority: int, fair: str, limits: tuple[str, ...]) -> Share:
-        """Return the turn of a fairness key, which may be new; `limits`: of one of its jobs."""
+        """Return the turn of a fairness key, which may be new; `limits`: the limits of one of its jobs."""
         share = self.shares.get((priority, fair))
         if share is None:
             self._prune_shares()
@@ -236,7 +237,7 @@ class Granter:
             self._shares_prune_at = max(_SHARES_PRUNE_AT, 2 * len(self.shares))
 
     def _weight(self, share: Share) -> float:
-        """Return the weight of a fairness key: that of the limit that equals it or has it as its key; else 1."""
+        """Return the weight of a fairness key: of a limit that equals it, or that has it as a key; else 1."""
         for limit in (share.fair, *share.limits):
             if limit == share.fair or split(limit)[1] == share.fair:
                 terms = self.definitions.of(limit) if limit else None
@@ -258,13 +259,13 @@ class Granter:
                 self.modes.leave(line)
 
     def granted(self, event: Granted, sequence: int) -> None:
-        """Fold a stored `granted` of any author; grants of jobs that do not wait any more are void."""
+        """Fold a stored `granted` of any author; grants of jobs that no longer wait are void."""
         assert not self._before, "what was decided is confirmed or taken back first"
         self.through = sequence
         self.at = max(self.at, nanoseconds(event.at))
         self.picker.at = self.at
         newer = self.definitions.replaced_after(event.limits_sequence)
-        if newer:  # its author had not read these yet
+        if newer:  # its author had not read these events yet
             present = {limit: self.definitions.limits.get(limit) for limit in newer}
             self._see(newer)
             self._take_all(event, sequence)
@@ -288,7 +289,7 @@ class Granter:
                 self._void(gone)
 
     def _waits_again(self, job: JobKey, held: int) -> WaitingJob | None:
-        """Let a job wait again that was to be cancelled, since somebody granted it."""
+        """Let a job wait again that was to be cancelled, because another reactor granted it."""
         doomed = self.modes.doomed.get(job)
         if doomed is None or doomed.held != held:
             return None
@@ -298,12 +299,12 @@ class Granter:
         return self.lines.find(job)
 
     def _void(self, gone: Gone) -> None:
-        """Charge a grant of a job that left meanwhile: the author of the grant had not read that."""
+        """Charge a void grant of a job that had ended its wait: its author had not read that."""
         priority, _, fair, keys = gone.line
         self._charge(self.share(priority, fair, keys), keys, gone.held)
 
     def _settle(self, through: int) -> None:
-        """Let shares that began to wait after a grant was decided begin at the virtual time after it."""
+        """Move shares that began to wait after a grant was decided to the virtual time after the grant."""
         for share in list(self.fresh):
             if share.active_since > through:
                 share.v = max(share.v, self.floors[share.priority])
@@ -312,7 +313,7 @@ class Granter:
         self.gone = {job: gone for job, gone in self.gone.items() if gone.left > through}
 
     def limit(self, event: LimitEvent, sequence: int) -> None:
-        """Take in a definition."""
+        """Fold an event about a limit."""
         self.through = sequence
         self.definitions.set(evolve(None, event, sequence), sequence)
         self._redefined(name for name in self.picker.keys if split(name)[0] == event.limit)
@@ -327,11 +328,11 @@ class Granter:
         self.modes.rebuild()
 
     def weigh(self) -> None:
-        """Work out the weights of all fairness keys, by the present definitions."""
+        """Compute the weights of all fairness keys from the present definitions."""
         for share in self.shares.values():
             share.weight = self._weight(share)
 
-    # What is known otherwise.
+    # --- Facts that are in no event.
 
     def offer(self, key: str, terms: Terms | None) -> None:
         """Set the terms of a key that has no definition, such as `queue:email`; None: remove them."""
@@ -353,7 +354,7 @@ class Granter:
         self.picker.open(queue)
 
     def started(self, job: JobKey) -> None:
-        """Take note that the attempt of a granted job has started."""
+        """Note that the attempt of a granted job has started."""
         holding = self.holders.jobs.get(job)
         if holding is not None:
             self._is_started(job, holding.limits)
@@ -365,10 +366,10 @@ class Granter:
                 self.picker.at_bound.pop(name, None)
                 self.picker.freed((name,))
 
-    # What follows.
+    # --- Decisions.
 
     def decide(self, now: datetime, most: int = JOBS_MAX) -> Decision:
-        """Return up to `most` grants, which count as given from now on, and what else is to be done.
+        """Return up to `most` grants, which count as given from now on, and other decisions.
 
         If there are any, append them as one `granted` and then call `confirm`, or `take_back` if it was refused.
         """
@@ -447,14 +448,14 @@ class Granter:
         self._settle(self.through)
 
     def take_back(self) -> None:
-        """Undo the grants of the last decision: the `granted` was refused, since another came before."""
+        """Undo the grants of the last decision, whose `granted` was refused because another one came before."""
         for before in reversed(self._before):
             self._take_one_back(before)
         self._before.clear()
         first = self.guard.first
         if (
             first is not None and first.head != self.guard.first_head
-        ):  # its first job is cancelled for its mode
+        ):  # its first job will be cancelled for its mode
             self.guard.first = None
         self.picker.rebuild(self.lines.lines.values())
 

@@ -1,10 +1,10 @@
-"""The guard against starvation: a line whose turn came and went gets the right of way. Pure.
+"""The guard against starvation: a line that others overtook too often gets the right of way. Pure.
 
-A job that needs two keys can wait for ever while each of them is free in turns. So: where at least `LATER` jobs that
-were held later than a line's first job were granted at each of the line's keys (the line is *ripe*), and a job that
-comes after it in the order is granted, then the line gets the right of way. Others then see one slot less at its
-keys until its first job is granted or leaves. Only one line has it at a time, and holds no slot by it: no line blocks
-another for ever. It depends only on which jobs were granted, and in which order.
+A job that needs two keys can wait for ever while each of them is free in turns. So a line becomes *ripe* once, at each
+of its keys, at least `LATER` jobs were granted that were held later than the line's first job. If then a job after it
+in the order is granted, the ripe line gets the right of way: others see one slot less at its keys until its first job
+is granted or ends its wait. Only one line has the right of way at a time, and it holds no slot by it, so no line blocks
+another for ever. The guard depends only on the jobs that were granted, and on their order.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 
 from jobledger.ledger.model.limits.lines import Line, Order, Spot
 
-#: A line may get the right of way once this many jobs that were held later were granted at each of its keys.
+#: A line may get the right of way once at each of its keys this many jobs were granted that were held later.
 LATER: Final = 8
 _PRUNE_AT: Final = 4_096
 _RIPE: Final = " ripe"  # no key has such a name
 
 
 class Guard:
-    """Which lines are ripe, and which one has the right of way."""
+    """The ripe lines, and the line with the right of way."""
 
     def __init__(self, later: dict[str, tuple[int, ...]] | None = None) -> None:
         """Begin with the `later` of an earlier guard."""
-        #: By key, the stream sequences of the `held` of the youngest jobs that were granted, at most `LATER`, sorted.
+        #: By key: sorted stream sequences of the `held` of the youngest granted jobs, at most `LATER`.
         self.later: dict[str, tuple[int, ...]] = {} if later is None else dict(later)
         self.first: Line | None = None  #: the line that has the right of way
         self.first_head = 0  #: the `held` of its first job at that moment
@@ -36,14 +36,14 @@ class Guard:
         self._prune_at = _PRUNE_AT
 
     def clear(self) -> None:
-        """Forget all lines; what was granted stays known."""
+        """Forget all lines, but not the granted jobs."""
         self._unripe.clear()
         self._ripe = tuple(Spot(_RIPE, priority) for priority in range(3))
         self._set_aside.clear()
 
     def add(self, line: Line) -> None:
         """Watch a line from now on; a line with a single key gets its turn there without a guard."""
-        if len(line.keys) < 2:  # noqa: PLR2004 - the least number that can be free in turns
+        if len(line.keys) < 2:  # noqa: PLR2004 - a line needs two keys to starve
             return
         for key in line.keys:
             later = self.later.get(key, ())
@@ -55,7 +55,7 @@ class Guard:
         self._ripe[line.priority].add(line)
 
     def moved(self, line: Line) -> None:
-        """Take note that a line has another first job, or none."""
+        """Note that a line has another first job, or none."""
         if line.ripens_at is _RIPE:
             self._ripe[line.priority].discard(line)
             line.ripens_at = ""
@@ -67,7 +67,7 @@ class Guard:
             self.first = None
 
     def came_before(self, line: Line) -> None:
-        """Take note that a line got a first job that was held earlier than its first one before."""
+        """Note that a line got a first job that was held earlier than the previous one."""
         self._ripe[line.priority].discard(line)
         self.add(line)
         if line is self.first:
@@ -87,7 +87,7 @@ class Guard:
                 self._ripen(key)
 
     def prune(self, lines: Iterable[Line]) -> None:
-        """Forget keys at which nobody waits, once they are many: whoever waits there next was held later than all."""
+        """Forget keys without waiting jobs, once there are many: later jobs there are held after all these."""
         if len(self.later) > self._prune_at:
             used = {key for line in lines for key in line.keys}
             self.later = {key: later for key, later in self.later.items() if key in used}
@@ -103,9 +103,9 @@ class Guard:
             del self._unripe[key]
 
     def passed(self, line: Line, order: Order, turn: Iterable[int], is_stuck: Callable[[Line], bool]) -> None:
-        """Take note that a line with this place in the order is served, by priorities in the order of `turn`.
+        """Note that a line with this place in the order is served; priorities come in the order of `turn`.
 
-        `is_stuck`: whether a line cannot be granted however many slots are free: it gets no right of way.
+        `is_stuck`: returns whether a line cannot be granted even with all slots free; such a line gets no right of way.
         """
         if self.first is not None:
             return
@@ -124,7 +124,7 @@ class Guard:
                 return
 
     def reconsider(self) -> None:
-        """Count again for lines that were stuck."""
+        """Watch lines again that were stuck."""
         for line in self._set_aside:
             if line.head and line.ripens_at is _RIPE:
                 self._ripe[line.priority].add(line)

@@ -1,8 +1,8 @@
-"""`Holders`: the one fold of which job holds which slots. Pure.
+"""`Holders`: the only fold of the slots that jobs hold. Pure.
 
-A slot is taken by `granted` alone, and given back by the job's own next event that ends what it was granted for. The
-flow reactor, the check of a ledger, the tables and `jobs why` all count with `Holders`; what they know of jobs that
-wait comes from elsewhere: the lines of `grants`, or the job's own state.
+Only `granted` takes a slot. The job's own next event that ends its attempt, or the job, gives it back. The flow
+reactor, the check of a ledger, the tables and `jobs why` all count with `Holders`; they know waiting jobs from
+elsewhere: the lines of `grants`, or the job's own state.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from jobledger.ledger.model.events import (
 #: Queue and id of a job.
 JobKey = tuple[str, str]
 
-#: After these a job gives back whatever it holds.
+#: Events after which a job gives back all its slots.
 FINAL: Final[frozenset[type[JobEvent]]] = frozenset((Completed, Cancelled, DeadLettered, Discarded))
-#: After these it gives back what it holds for an attempt, and keeps what it holds until it has ended for good.
+#: Events after which it gives back the slots of an attempt, and keeps the slots that it holds until its end.
 OF_AN_ATTEMPT: Final[frozenset[type[JobEvent]]] = frozenset((Failed, Snoozed, Paused, Held))
 _ENDS: Final = FINAL | OF_AN_ATTEMPT
 
@@ -38,22 +38,22 @@ _ENDS: Final = FINAL | OF_AN_ATTEMPT
 class JobSlots(msgspec.Struct, gc=False):
     """The slots of one job."""
 
-    limits: tuple[str, ...]  #: the keys of which it holds a slot
-    kept: tuple[str, ...] = ()  #: those of them that it holds until it has ended for good
+    limits: tuple[str, ...]  #: keys of which it holds a slot
+    kept: tuple[str, ...] = ()  #: those keys whose slots it holds until it has ended for good
     grant: int = 0  #: stream sequence of the newest `granted` that gave it a slot; 0: not known yet
-    held: int = 0  #: stream sequence of the `held` that this answered
+    held: int = 0  #: stream sequence of the `held` that the grant answered
 
 
 class Holders:
     """The jobs that hold slots of each key, folded from events in stream order.
 
-    It keeps about 600 bytes of each job that holds a slot, and nothing of the others.
+    It keeps about 600 bytes for each job that holds a slot, and nothing for other jobs.
     """
 
     def __init__(self) -> None:
-        """Begin: nobody holds anything."""
+        """Begin without holders."""
         self.jobs: dict[JobKey, JobSlots] = {}
-        #: The jobs that hold a slot of each key, the one that took its slot first in front.
+        #: By key: the jobs that hold a slot, the earliest holder first.
         self.by_key: dict[str, dict[JobKey, None]] = {}
 
     def used(self, key: str) -> int:
@@ -61,11 +61,11 @@ class Holders:
         return len(self.by_key.get(key, ()))
 
     def of(self, key: str) -> Iterable[JobKey]:
-        """Return the jobs that hold a slot of a key, the one that took its slot first in front."""
+        """Return the jobs that hold a slot of a key, the earliest holder first."""
         return self.by_key.get(key, ())
 
     def keys(self) -> Iterable[str]:
-        """Return every key of which somebody holds a slot."""
+        """Return every key of which a job holds a slot."""
         return self.by_key.keys()
 
     def needs(self, job: JobKey, limits: tuple[str, ...]) -> tuple[str, ...]:
@@ -76,11 +76,11 @@ class Holders:
     def take(
         self, job: JobKey, limits: tuple[str, ...], *, held: int, grant: int, keeps: Callable[[str], bool]
     ) -> tuple[str, ...]:
-        """Give a job that waits a slot of each of its limits; return the keys of which it had none.
+        """Give a waiting job a slot of each of its limits; return the keys of which it had none.
 
-        `limits`: all that the job names. `held`: of its wait. `grant`: of the `granted`. `keeps`: whether a key is held
-        until the job has ended for good, by the definitions that the grant obeyed. A grant for a job that does not wait
-        any more, or with another `held`, is void: it gives nothing, and this must not be called.
+        `limits`: all that the job names. `held`, `grant`: stream sequences of its wait and of the `granted`. `keeps`:
+        whether a key is held until the job has ended for good, by the definitions that the grant obeyed. A grant for a
+        job that no longer waits, or with another `held`, is void: do not call this for it.
         """
         taken = self.needs(job, limits)
         kept = tuple([limit for limit in limits if limit not in taken or keeps(limit)])
@@ -88,7 +88,7 @@ class Holders:
         return taken
 
     def feed(self, event: JobEvent) -> tuple[str, ...]:
-        """Take in the next event of a job; return the keys of which it gave a slot back."""
+        """Fold the next event of a job; return the keys of which it gave a slot back."""
         job = (event.queue, event.job)
         holding = self.jobs.get(job)
         if holding is None or type(event) not in _ENDS:
@@ -103,7 +103,7 @@ class Holders:
         return freed
 
     def put(self, job: JobKey, holding: JobSlots | None) -> None:
-        """Set what a job holds, whatever it held before; None: nothing. For state that is restored, or undone."""
+        """Set the slots of a job, whatever it held before; None: no slots. For restored or undone state."""
         before = self.jobs.pop(job, None)
         if before is not None:
             self._free(job, before.limits)
@@ -120,7 +120,7 @@ class Holders:
 
 
 def carried_holding(state: CarriedJob, keeps: Callable[[str], bool]) -> JobSlots | None:
-    """Return what a job holds whose earlier events went into an archive, None for nothing; `keeps` as for `take`."""
+    """Return the slots of a job whose earlier events are in an archive, None without any; `keeps` as for `take`."""
     limits = state.order.limits
     if not limits or not state.grant:
         return None
@@ -130,5 +130,5 @@ def carried_holding(state: CarriedJob, keeps: Callable[[str], bool]) -> JobSlots
     return JobSlots(kept, kept, state.grant) if kept and state.state in _BETWEEN else None
 
 
-#: Where a job may be that keeps slots though no attempt of it runs.
+#: States in which a job may keep slots although no attempt of it runs.
 _BETWEEN: Final = frozenset({"held", "retry_wait", "paused"})

@@ -1,9 +1,10 @@
 """The lines in which jobs wait for their limits, and the order among them. Pure.
 
-A line is one exact (priority, queue, fairness key, keys that are needed): its jobs can be granted together or not at
-all, first held, first granted. Each line that is not empty stands at one of its keys, at a `Spot`; while that key is
-full nobody looks at it. Order among lines of a priority: virtual time of the fairness key, then age of the first job.
-Both only ever grow, so the heaps here are put right when their top is looked at, and never searched.
+A line has one exact (priority, queue, fairness key, needed keys): at any moment all its jobs could be granted, or none;
+they are granted in the order in which they were held. Each line that is not empty stands at one of its keys, at a
+`Spot`; while that key is full, the line is not examined. Order among lines of a priority: virtual time of the fairness
+key, then age of the first job. Both only grow, so the heaps here are corrected when their top is read, and never
+searched.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import msgspec
 
 from jobledger.ledger.model.limits.holders import JobKey
 
-HEADS_MAX: Final = 256  #: jobs of one line in memory
-IN_MEMORY_MAX: Final = 100_000  #: jobs of all lines in memory, as long as there are fewer lines
+HEADS_MAX: Final = 256  #: most jobs of one line in memory
+IN_MEMORY_MAX: Final = 100_000  #: most jobs of all lines in memory, if there are fewer lines
 #: A place in the order among lines of one priority: virtual time, then stream sequence of the first job's `held`.
 Order = tuple[float, int]
-#: What tells one line from another: priority (0 is high), queue, fairness key, the keys that its jobs need.
+#: The identity of a line: priority (0 is high), queue, fairness key, the keys that its jobs need.
 LineKey = tuple[int, str, str, tuple[str, ...]]
-#: A job that waits, put aside: stream sequence of its `held`, queue, job id, all limits that it names; (): those of its
-#: line, as it is with nearly all.
+#: A waiting job in the spill: stream sequence of its `held`, queue, job id, all limits that it names; () as limits:
+#: those of its line, as for nearly all jobs.
 SpilledJob = tuple[int, str, str, tuple[str, ...]]
 
 
 def fairness_of(fair: str, limits: tuple[str, ...]) -> str:
-    """Return the fairness key of a job: its own, or else its first limit with a key, so that tenants take turns."""
+    """Return the fairness key of a job: its own key, or else its first limit with a key, so that tenants take turns."""
     if not fair:
         for limit in limits:
             if ":" in limit:
@@ -38,9 +39,9 @@ def fairness_of(fair: str, limits: tuple[str, ...]) -> str:
 
 
 class Spill(Protocol):
-    """Where the jobs go that do not fit in memory, such as a temporary SQLite table.
+    """A store for jobs that do not fit in memory, such as a temporary SQLite table.
 
-    Lines have numbers from 1. Within a line jobs are put in the order of their `held` sequence. What is put need not
+    Lines have numbers from 1. Within a line jobs are added in the order of their `held` sequence. The content need not
     outlive the process.
     """
 
@@ -53,11 +54,11 @@ class Spill(Protocol):
         ...
 
     def drop(self, line: int, through: int) -> None:
-        """Forget the jobs of a line up to a stream sequence of their `held`: they are in memory again."""
+        """Forget the jobs of a line up to a stream sequence of their `held`, which are in memory again."""
         ...
 
     def find(self, job: JobKey) -> tuple[int, SpilledJob] | None:
-        """Return a job's line and what was put, None if it is not there."""
+        """Return a job's line and its entry, None if it is not here."""
         ...
 
     def remove(self, line: int, held: int) -> None:
@@ -74,10 +75,10 @@ class Share:
         """Begin with a virtual time."""
         self.priority = priority
         self.fair = fair
-        self.v = v  #: how much it was given, by its weight
-        self.limits = limits  #: the limits of one of its jobs; they say which weight it has
+        self.v = v  #: virtual time: how much it was given, by its weight
+        self.limits = limits  #: limits of one of its jobs, which decide its weight
         self.weight = 1.0
-        self.lines = 0  #: how many of its lines are not empty
+        self.lines = 0  #: number of its lines that are not empty
         self.active_since = 0  #: stream sequence of the `held` with which its first line began
 
 
@@ -91,16 +92,16 @@ class WaitingJob:
         self.held = held  #: stream sequence of its `held`
         self.queue = queue
         self.job = job
-        self.limits = limits  #: all that it names
-        self.line: Line | None = line  #: None: it left; whoever meets it in its line drops it
+        self.limits = limits  #: all limits that it names
+        self.line: Line | None = line  #: None: its wait ended; code that finds it in a line drops it
 
 
 class Gone(msgspec.Struct, frozen=True, gc=False):
-    """A job that left while it waited."""
+    """A job that ended its wait without a grant."""
 
     held: int  #: stream sequence of its `held`
     line: LineKey  #: the line in which it waited
-    left: int  #: stream sequence of the event with which it left
+    left: int  #: stream sequence of the event that ended the wait
 
 
 class Line:
@@ -131,10 +132,10 @@ class Line:
         self.share = share
         self.heads: deque[WaitingJob] = deque()  #: the oldest jobs
         self.head = 0  #: stream sequence of the first job's `held`; 0: the line is empty
-        self.spilled = 0  #: how many more were put aside
+        self.spilled = 0  #: number of further jobs in the spill
         self.through = 0  #: stream sequence of the newest job that was in memory
-        self.spot: Spot | None = None  #: where it stands
-        self.stamp = 0  #: of its newest entry at any spot: an older one there does not count
+        self.spot: Spot | None = None  #: the spot where it stands
+        self.stamp = 0  #: number of its newest entry at any spot; older entries are stale
         self.ripens_at = ""  #: the key at which the guard counts for it
 
     def __lt__(self, other: Line) -> bool:
@@ -143,14 +144,14 @@ class Line:
 
 
 class _Group:
-    """The lines of one fairness key at a spot: they move together as it is served."""
+    """The lines of one fairness key at a spot, which move together when the key is served."""
 
     __slots__ = ("heap", "share", "shown")
 
     def __init__(self, share: Share) -> None:
         self.share = share
         self.heap: list[tuple[int, int, Line]] = []
-        self.shown: Order | None = None  # the entry of the spot's heap that counts
+        self.shown: Order | None = None  # its valid entry in the spot's heap
 
     def __lt__(self, other: _Group) -> bool:
         return self.share.fair < other.share.fair
@@ -165,8 +166,8 @@ class Spot:
         """Begin empty."""
         self.key = key
         self.priority = priority
-        self.shown: Order | None = None  #: the place under which the picker has this spot; None: none
-        self.places: dict[Line, int] = {}  #: who stands here, and the number of its newest entry
+        self.shown: Order | None = None  #: the place of this spot in the picker's heap; None: it is not there
+        self.places: dict[Line, int] = {}  #: lines that stand here: number of the newest entry of each
         self._groups: dict[str, _Group] = {}
         self._heap: list[tuple[Order, _Group]] = []
 
@@ -175,7 +176,7 @@ class Spot:
         return self.key < other.key
 
     def add(self, line: Line) -> None:
-        """Let a line stand here."""
+        """Place a line here."""
         line.stamp += 1
         self.places[line] = line.stamp
         group = self._groups.get(line.share.fair)
@@ -188,7 +189,7 @@ class Spot:
             heapq.heappush(self._heap, (order, group))
 
     def discard(self, line: Line) -> None:
-        """Let a line go away from here, if it stands here."""
+        """Remove a line, if it stands here."""
         self.places.pop(line, None)
 
     def best(self) -> Line | None:
@@ -196,7 +197,7 @@ class Spot:
         heap = self._heap
         while heap:
             shown, group = heap[0]
-            if group.shown is not shown:  # it was put in again with another place
+            if group.shown is not shown:  # stale: the group has a newer entry
                 heapq.heappop(heap)
                 continue
             line = self._first_of(group)
@@ -209,7 +210,7 @@ class Spot:
                 return line
             group.shown = order
             heapq.heapreplace(heap, (order, group))
-            if heap[0][0] is order:  # it still comes first
+            if heap[0][0] is order:  # its place is still right
                 return line
         return None
 
@@ -219,7 +220,7 @@ class Spot:
             head, stamp, line = heap[0]
             if places.get(line) != stamp:
                 heapq.heappop(heap)
-            elif line.head != head:  # its first job left meanwhile
+            elif line.head != head:  # its first job ended its wait meanwhile
                 heapq.heapreplace(heap, (line.head, stamp, line))
             else:
                 return line
@@ -227,7 +228,7 @@ class Spot:
 
 
 class Lines:
-    """Every line that is not empty, and the jobs in them: those in memory by name, the others in the spill."""
+    """Every line that is not empty, and the jobs in them: some in memory by name, the others in the spill."""
 
     def __init__(
         self, spill: Spill | None, *, heads_max: int = HEADS_MAX, in_memory_max: int = IN_MEMORY_MAX
@@ -235,7 +236,7 @@ class Lines:
         """Begin empty; without a spill all jobs stay in memory."""
         self.lines: dict[LineKey, Line] = {}
         self.jobs: dict[JobKey, WaitingJob] = {}  #: waiting jobs that are kept in memory
-        self.spilled = 0  #: how many are not
+        self.spilled = 0  #: number of jobs in the spill
         self._numbered: dict[int, Line] = {}
         self._numbers = 0
         self._spill = spill
@@ -255,7 +256,7 @@ class Lines:
         return line
 
     def add(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
-        """Add a job to its line by its `held`: last, unless its `held` is older, as of a job that was carried over."""
+        """Add a job to its line by its `held`: as the last one, unless its `held` is older, as for a carried job."""
         if held < line.through:
             self._insert(line, held, job, limits)
             return
@@ -292,7 +293,7 @@ class Lines:
             self._put_aside(line)
 
     def _put_aside(self, line: Line) -> None:
-        """Move a line's youngest job in memory to the spill, if it has another one there."""
+        """Move a line's youngest job in memory to the spill, if another job of the line remains in memory."""
         heads = line.heads
         while heads[-1].line is None:
             heads.pop()
@@ -306,7 +307,7 @@ class Lines:
         self.spilled += 1
 
     def find(self, job: JobKey) -> WaitingJob | None:
-        """Return a job that waits, None if it does not; of one that was put aside a copy."""
+        """Return a waiting job, None if it does not wait; for a job in the spill, a copy."""
         entry = self.jobs.get(job)
         if entry is not None or not self.spilled or self._spill is None:
             return entry
@@ -327,12 +328,12 @@ class Lines:
             line.spilled -= 1
             self.spilled -= 1
             return
-        in_memory.line = None  # which may be another object, if it was put aside when `entry` was made
+        in_memory.line = None  # maybe another object, if the job was in the spill when `entry` was made
         if entry.held == line.head:
             self._advance(line)
 
     def _advance(self, line: Line) -> None:
-        """Let the next job of a line be its first; a line without one is forgotten."""
+        """Make the next job of a line its first; forget a line without one."""
         heads = line.heads
         while heads and heads[0].line is None:
             heads.popleft()
@@ -364,11 +365,11 @@ class Lines:
         line.head = entry.held
 
     def oldest(self) -> Iterator[tuple[WaitingJob, LineKey]]:
-        """Yield every job that waits, the oldest first, as it is now."""
+        """Yield every waiting job, the oldest first, as it is now."""
         yield from heapq.merge(*(self._all_of(line) for line in self.lines.values()), key=_held_of)
 
     def of(self, line: Line) -> Iterator[WaitingJob]:
-        """Yield the jobs of one line, the oldest first; what it yields from the spill is a copy."""
+        """Yield the jobs of one line, the oldest first; jobs from the spill are copies."""
         return (entry for entry, _ in self._all_of(line))
 
     def _all_of(self, line: Line) -> Iterator[tuple[WaitingJob, LineKey]]:

@@ -1,7 +1,7 @@
 """The modes of limits beside plain waiting: they supersede older jobs, or drop jobs. Pure.
 
-`newest`: of the jobs that wait for a key, only as many of the youngest wait on as it has free slots, at least one. `replace`:
-likewise, and the job that holds the key's oldest slot is asked to end. `drop`: nobody waits for a key that is full.
+`newest`: of the jobs that wait for a key, only the youngest go on waiting, as many as it has free slots and at least
+one. `replace`: the same, and the job with the key's oldest slot is asked to end. `drop`: no job waits for a full key.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _SUPERSEDES: Final = frozenset({"newest", "replace"})
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
-    """A job that is to be cancelled because of its limit's mode."""
+    """A decision to cancel a job because of its limit's mode."""
 
     queue: str
     job: str
     why: Literal["superseded", "dropped"]
     limit: str  #: the key whose mode asks for it
     by: str  #: id of the job that takes its place, or that holds the slot; "" for none
-    held: int  #: stream sequence of the `held` that waits; 0: the job holds a slot, and is asked to end
+    held: int  #: stream sequence of the `held` of its wait; 0: the job holds a slot, and is asked to end
 
 
 class DoomedJob(msgspec.Struct, frozen=True, gc=False):
     """A job that waited and is to be cancelled, until its `cancelled` is read."""
 
     held: int  #: stream sequence of its `held`
-    line: LineKey  #: in which it waited
-    limits: tuple[str, ...]  #: all that it names
+    line: LineKey  #: the line in which it waited
+    limits: tuple[str, ...]  #: all limits that it names
 
 
 class Modes:
@@ -44,16 +44,16 @@ class Modes:
     def __init__(
         self, picker: Picker, lines: Lines, holders: Holders, remove: Callable[[WaitingJob], None]
     ) -> None:
-        """Begin: nobody waits. `remove` takes a job out of its line."""
+        """Begin without lines. `remove` takes a job out of its line."""
         self.doomed: dict[JobKey, DoomedJob] = {}
         self.asked: dict[JobKey, None] = {}  #: holders that were asked to end
         self._picker, self._lines, self._holders, self._remove = picker, lines, holders, remove
-        self._changed: dict[str, None] = {}  # keys to look at in the next decision
+        self._changed: dict[str, None] = {}  # keys to examine in the next decision
         self._said: list[Cancel] = []
         self.any = False  #: whether any key has a mode; if not, callers need not call `waits`
 
     def rebuild(self) -> None:
-        """Look at every line again: definitions are others than before."""
+        """Examine every line again, after definitions changed."""
         keys = self._picker.keys
         has_mode = [key for key in keys.values() if key.terms is not None and key.terms.mode != "queue"]
         self.any = bool(has_mode)
@@ -65,7 +65,7 @@ class Modes:
         self._changed.update(dict.fromkeys(key.name for key in has_mode))
 
     def add(self, line: Line) -> None:
-        """Take note of a line that has jobs."""
+        """Add a line that has jobs."""
         for key in self._keys_of(line):
             self.any = True
             key.lines[line] = None
@@ -81,22 +81,22 @@ class Modes:
                 self._picker.key(name).lines.pop(line, None)
 
     def waits(self, line: Line) -> None:
-        """Take note that a job began to wait, or that keys of its line were taken."""
+        """Note that a job began to wait, or that slots of its line's keys were taken."""
         self._changed.update(dict.fromkeys(key.name for key in self._keys_of(line)))
 
     def left(self, job: JobKey) -> None:
-        """Take note that a job stopped waiting, or gave slots back."""
+        """Note that a job stopped waiting, or gave slots back."""
         self.doomed.pop(job, None)
         self.asked.pop(job, None)
 
     def said(self) -> tuple[Cancel, ...]:
-        """Return what was decided since this was asked last."""
+        """Return the decisions since the last call."""
         said = tuple(self._said)
         self._said.clear()
         return said
 
     def supersede(self, most: int) -> None:
-        """Doom up to `most` jobs that younger ones supersede; the rest is left for the next decision."""
+        """Decide to cancel up to `most` jobs that younger ones supersede; leave the others to the next decision."""
         for name in list(self._changed):
             key = self._picker.key(name)
             terms = key.terms
@@ -113,11 +113,11 @@ class Modes:
         )
 
     def _room(self, name: str, terms: Terms) -> int:
-        """Return how many may wait on: as many as can be granted at once, at least one."""
+        """Return how many jobs may go on waiting: as many as can be granted at once, at least one."""
         return 1 if terms.slots is None else max(1, terms.slots - self._holders.used(name))
 
     def after_grants(self, most: int) -> None:
-        """Doom who may not wait for a full key, and ask its holder to end where a younger job takes its place."""
+        """Cancel jobs that must not wait for a full key, and ask holders to end whose place a younger job takes."""
         for name in list(self._changed):
             key = self._picker.key(name)
             terms = key.terms

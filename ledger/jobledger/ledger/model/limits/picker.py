@@ -1,7 +1,7 @@
-"""`Picker`: which line comes next among those whose keys all have room. Pure.
+"""`Picker`: chooses the next line among those whose keys all have room. Pure.
 
-A line that cannot be granted stands at one key that is full, and is not looked at until that key has room again: about
-two looks a grant, however many lines there are.
+A line that cannot be granted stands at one full key, and is not examined until that key has room again. So each grant
+examines about two lines, however many there are.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from jobledger.ledger.model.limits.lines import Line, Order, Spot
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.rates import Rates
 
-#: The key of jobs that need no slot: they hold one of each of their limits already.
+#: The key of jobs that need no slot, since they hold one of each of their limits already.
 FREE: Final = ""
 _CLOSED: Final = " closed"  # no key has such a name
 _PRUNE_AT: Final = 4_096
 
 
 class Definitions:
-    """The terms of each key: by the definition of its limit, or as a caller offers them."""
+    """The terms of each key: from the definition of its limit, or offered by a caller."""
 
     def __init__(self) -> None:
-        """Begin: nothing is defined, so nothing is granted."""
+        """Begin without definitions, so that nothing is granted."""
         self.limits: dict[str, Definition] = {}
-        self.offered: dict[str, Terms] = {}  #: by key; before a definition
+        self.offered: dict[str, Terms] = {}  #: terms by key, used before a definition
         self.sequence = 0  #: stream sequence of the newest event about a limit
         self._before: list[
             tuple[int, str, Definition | None]
-        ] = []  # what each event that is newer than a grant replaced
+        ] = []  # definitions that events newer than a grant replaced
 
     def set(self, definition: Definition, sequence: int) -> None:
-        """Take in the newest definition of a limit."""
+        """Store the newest definition of a limit."""
         self._before.append((sequence, definition.limit, self.limits.get(definition.limit)))
         self.limits[definition.limit] = definition
         self.sequence = sequence
@@ -47,7 +47,7 @@ class Definitions:
         return {name: before for _, name, before in reversed(self._before)}
 
     def of(self, key: str) -> Terms | None:
-        """Return what holds for a key, None where nothing is defined."""
+        """Return the terms of a key, None if nothing is defined."""
         if not key:
             return Terms()
         offered = self.offered.get(key)
@@ -68,11 +68,11 @@ class Key:
         self.name = name
         self.terms = terms
         self.spots = tuple(Spot(name, priority) for priority in range(3))
-        self.alarm = 0  #: nanoseconds; when its rate is looked at again
+        self.alarm = 0  #: time of the next check of its rate, in nanoseconds
         self.unstarted: dict[
             JobKey, None
-        ] = {}  #: granted, not known to have started; only where it has a rate
-        self.lines: dict[Line, None] = {}  #: those that wait for it; only where its mode is not `queue`
+        ] = {}  #: granted jobs not known to have started; only if it has a rate
+        self.lines: dict[Line, None] = {}  #: lines that wait for it; only if its mode is not `queue`
 
 
 class Picker:
@@ -80,23 +80,23 @@ class Picker:
 
     def __init__(self, definitions: Definitions, holders: Holders, rates: Rates, guard: Guard) -> None:
         """Begin without lines."""
-        self.at = 0  #: nanoseconds; the present time of a decision
+        self.at = 0  #: time of the present decision, in nanoseconds
         self.any_rate = False  #: whether any key has a rate
-        self.looks = 0  #: how many lines were looked at
+        self.looks = 0  #: number of lines that were examined
         self.keys: dict[str, Key] = {}
         self.closed: set[str] = set()  #: queues whose jobs are passed over
-        self.parked: dict[str, dict[Line, None]] = {}  #: lines that were passed over, by queue
+        self.parked: dict[str, dict[Line, None]] = {}  #: lines of closed queues, by queue
         self.at_bound: dict[str, None] = {}  #: keys whose rate waits for jobs that have not started
         self._definitions, self._holders, self._rates, self._guard = definitions, holders, rates, guard
         self._by_key = holders.by_key
-        self._reserved: tuple[str, ...] = ()  # keys of which one slot is for the line with the right of way
+        self._reserved: tuple[str, ...] = ()  # keys with a slot reserved for the line with the right of way
         self._reserved_for: Line | None = None
         self._ready: tuple[list[tuple[Order, Spot]], ...] = ([], [], [])
         self._alarms: list[tuple[int, str]] = []
         self._prune_at = _PRUNE_AT
 
     def key(self, name: str) -> Key:
-        """Return what is known of a key."""
+        """Return the state of a key."""
         found = self.keys.get(name)
         if found is None:
             terms = self._definitions.of(name)
@@ -105,19 +105,19 @@ class Picker:
         return found
 
     def stand(self, line: Line) -> None:
-        """Let a line wait; it is looked at as soon as its first key has room."""
+        """Place a line at its first key; it is examined as soon as that key has room."""
         self._stand_at(line, self.key(line.keys[0]))
 
     def _stand_at(self, line: Line, key: Key) -> None:
         spot = line.spot = key.spots[line.priority]
         spot.add(line)
         if self.is_full(key, line):
-            spot.shown = None  # it may come first here: `freed` finds that out
+            spot.shown = None  # it may come first here, which `freed` finds out
         else:
             self._show(spot)
 
     def leave(self, line: Line) -> None:
-        """Take away a line that is empty."""
+        """Remove an empty line."""
         if line.spot is not None:
             line.spot.discard(line)
             line.spot = None
@@ -125,18 +125,18 @@ class Picker:
             self.parked.get(line.queue, {}).pop(line, None)
 
     def freed(self, keys: Iterable[str]) -> None:
-        """Look again at who waits for these keys."""
+        """Examine the lines that stand at these keys again."""
         known = self.keys
         for name in keys:
             key = known.get(name)
             if key is not None:
                 for spot in key.spots:
-                    # A place that is shown already is corrected in `_pick_of`.
+                    # A spot that is on the heap already is corrected in `_pick_of`.
                     if spot.places and spot.shown is None:
                         self._show(spot)
 
     def rated(self, keys: Iterable[str]) -> dict[str, Terms]:
-        """Return those of some keys that have a rate, and what holds for them."""
+        """Return those of some keys that have a rate, with their terms."""
         found = ((name, self.key(name).terms) for name in keys)
         return {name: terms for name, terms in found if terms is not None and terms.rate is not None}
 
@@ -150,7 +150,7 @@ class Picker:
                 heapq.heappush(self._ready[spot.priority], (order, spot))
 
     def see(self, limits: Mapping[str, Definition | None]) -> None:
-        """Go by these definitions of some limits; who waits where stays as it is."""
+        """Use these definitions of some limits; lines stay where they stand."""
         for limit, definition in limits.items():
             if definition is None:
                 self._definitions.limits.pop(limit, None)
@@ -162,7 +162,7 @@ class Picker:
         self._look_for_rates()
 
     def redefined(self) -> None:
-        """Look again at everybody: definitions are others than before."""
+        """Examine all lines again, after definitions changed."""
         for name, key in self.keys.items():
             key.terms = self._definitions.of(name)
         self._look_for_rates()
@@ -171,7 +171,7 @@ class Picker:
         self._drop_first()
 
     def _drop_first(self) -> None:
-        """Take the right of way from a line that is stuck: at once, so that it does not depend on when somebody decides."""
+        """Take the right of way from a stuck line at once, so that it does not depend on the time of a decision."""
         first = self._guard.first
         if first is not None and self.is_stuck(first):
             self._guard.first = None
@@ -194,7 +194,7 @@ class Picker:
             self._guard.reconsider()
 
     def rebuild(self, lines: Iterable[Line]) -> None:
-        """Place every line again, after something was taken back."""
+        """Place every line again, after grants were undone."""
         self._ready = ([], [], [])
         self.parked.clear()
         self._guard.clear()
@@ -216,7 +216,7 @@ class Picker:
 
     @property
     def wake_at(self) -> int:
-        """When a rate allows the next waiting job to start, in nanoseconds; 0: no job waits for a rate."""
+        """The time at which a rate allows the next waiting job to start, in nanoseconds; 0: none waits for a rate."""
         while self._alarms:
             moment, name = self._alarms[0]
             if name in self.keys and self.keys[name].alarm == moment:
@@ -225,7 +225,7 @@ class Picker:
         return 0
 
     def pick(self, turn: Iterable[int]) -> Line | None:
-        """Return the line whose first job is granted next, by priorities in the order of `turn`; None: nobody can be."""
+        """Return the line whose first job is granted next, by priorities in the order of `turn`; None: none can be."""
         self._drop_first()
         first = self._guard.first
         self._reserve(first)
@@ -273,7 +273,7 @@ class Picker:
             self._stand_at(line, self.key(obstacle))
 
     def _obstacle(self, line: Line) -> str | None:
-        """Return a key because of which a line cannot be granted, None if it can."""
+        """Return a key that prevents a grant of a line, None if there is none."""
         if line.queue in self.closed:
             return _CLOSED
         keys = self.keys
@@ -283,7 +283,7 @@ class Picker:
         return None
 
     def is_full(self, key: Key, line: Line | None) -> bool:
-        """Return whether a key has no room for a line; None: for one without the right of way."""
+        """Return whether a key has no room for a line; None: for any line without the right of way."""
         terms = key.terms
         if terms is None:
             return True
@@ -308,13 +308,13 @@ class Picker:
         return True
 
     def is_stuck(self, line: Line) -> bool:
-        """Return whether a line cannot be granted however many slots are free."""
+        """Return whether a line cannot be granted even with all slots free."""
         if line.queue in self.closed:
             return True
         return any((terms := self.key(name).terms) is None or terms.slots == 0 for name in line.keys)
 
     def _reserve(self, first: Line | None) -> None:
-        """Keep a slot of each key for the line with the right of way; while a rate makes it wait, of that key alone."""
+        """Reserve a slot of each key for the line with the right of way, or only of a key whose rate delays it."""
         if first is None and self._reserved_for is None:
             return
         if first is not None:
@@ -331,7 +331,7 @@ class Picker:
         return key.terms is not None and key.terms.rate is not None and self._rate_is_full(key, key.terms)
 
     def prune(self, in_use: Iterable[Line]) -> None:
-        """Forget keys that nobody waits for and nobody holds, once they are many."""
+        """Forget keys without waiting jobs and holders, once there are many."""
         if len(self.keys) <= self._prune_at:
             return
         used = {name for line in in_use for name in line.keys} | set(self._holders.keys())

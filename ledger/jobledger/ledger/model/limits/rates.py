@@ -1,7 +1,7 @@
-"""Rates: when a key of a limit may have its next start. Pure; GCRA, one number a key.
+"""Rates: the time of the next start that a key of a limit allows. Pure; GCRA, one number a key.
 
-Times are whole nanoseconds since 1970. Of each key one moment is kept: when it may use its whole burst again; a moment
-in the past is the same as none. Times are those of `granted`, which never go back, so a second reader of the grants counts
+Times are whole nanoseconds since 1970. For each key one moment is kept: when it may use its whole burst again. A moment
+in the past is the same as none. Times are those of `granted`, which never go back, so every reader of the grants counts
 the same. Source: ITU-T I.371, the virtual scheduling algorithm.
 """
 
@@ -28,7 +28,7 @@ def moment_of(ns: int) -> datetime:
 
 
 def period_ns(terms: Terms) -> int:
-    """Return the nanoseconds between two starts that a rate allows on average, at least 1; 0 where there is no rate."""
+    """Return the average nanoseconds between two starts that a rate allows, at least 1; 0 without a rate."""
     return 0 if terms.rate is None else max(1, round(terms.per_s / terms.rate * 1e9))
 
 
@@ -36,12 +36,12 @@ class Rates:
     """The next whole moment of each key that has a rate."""
 
     def __init__(self, whole_at: dict[str, int] | None = None) -> None:
-        """Begin with what an earlier `whole_at` said; by default nothing was used."""
+        """Begin with an earlier `whole_at`; by default nothing was used."""
         self.whole_at: dict[str, int] = {} if whole_at is None else dict(whole_at)
         self._prune_at = _PRUNE_AT
 
     def free_at(self, key: str, terms: Terms) -> int:
-        """Return from when on the key allows another start; 0 for always."""
+        """Return the time from which the key allows another start; 0: always."""
         whole_at = self.whole_at.get(key)
         return 0 if whole_at is None else whole_at - period_ns(terms) * (terms.burst - 1)
 
@@ -54,7 +54,7 @@ class Rates:
             self._prune_at = max(_PRUNE_AT, 2 * len(self.whole_at))
 
     def redefine(self, key: str, terms: Terms, at: int) -> None:
-        """Keep no more debt than the present definition allows, so that a rate that was raised counts at once."""
+        """Keep no more debt than the present definition allows, so that a raised rate counts at once."""
         whole_at, period = self.whole_at.get(key), period_ns(terms)
         if whole_at is not None:
             self.whole_at[key] = min(whole_at, at + period * terms.burst)

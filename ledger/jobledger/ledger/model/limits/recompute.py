@@ -1,13 +1,14 @@
 """Grants decided again from the events that their authors had read: a diagnosis of the order of grants. Pure.
 
-Two reactors that race read each other's grants later than their own, so each author gets a `Recomputation`, which
-folds what that author folded, in its order. A difference is no violation (a check of the ledger proves that limits
-were kept): it means that by the rules of this version it was another job's turn.
+Two reactors that race read each other's grants later than their own, so each author has a `Recomputation`, which folds
+the same events as that author, in the same order. A difference is no violation (a check of the ledger proves that
+limits were kept): it means that by the rules of this version it was another job's turn.
 
-The ledger does not record all that an author knew: when it learnt that a job had started (a rate may wait for that),
-and which jobs it was about to cancel for a mode. A grant that may differ for such a reason is counted apart:
-a key of the job that was granted, of the one whose turn it was, or of the line that had the right of way has a rate or a mode,
-or one of these jobs takes turns with jobs whose keys have a mode: each job that leaves a line moves all their turns.
+The ledger does not record everything that an author knew: when it learnt that a job had started (a rate may wait for
+that), and which jobs it was about to cancel for a mode. A grant that may differ for such a reason is counted apart.
+That is so if the granted job, the job whose turn it was, or the line with the right of way has a key with a rate or a
+mode, or if one of these jobs takes turns with jobs whose keys have a mode (each job that leaves a line moves all their
+turns).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
 from jobledger.ledger.model.limits.lines import Line, LineKey, Share
 from jobledger.ledger.model.limits.names import split
 
-#: How many differences are told with the jobs they are about.
+#: The most differences that are listed with their jobs.
 TOLD_MAX: Final = 100
-#: How far behind the ledger's end a reactor may be when it decides, in events that matter to limits.
+#: Number of events that matter to limits by which a deciding reactor may be behind the ledger's end.
 _UNREAD_MAX: Final = 200_000
 _MOVED_PRUNE_AT: Final = 8_192
 _TELLING: Final = FINAL | OF_AN_ATTEMPT | {Carried}
@@ -38,36 +39,36 @@ _TELLING: Final = FINAL | OF_AN_ATTEMPT | {Carried}
 class Author(NamedTuple):
     """One turn of a worker at the reactor of the limits."""
 
-    by: str  #: the worker
+    by: str  #: identity of the worker
     began: int  #: the ledger's last stream sequence when that turn began
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A `granted` whose jobs are not those whose turn it was, by these rules."""
 
-    stream_sequence: int  #: of the `granted`
+    stream_sequence: int  #: stream sequence of the `granted`
     at: int  #: place of the first job that differs, from 0
     recorded: str  #: `<queue>/<job id>` of the job that was granted there
-    recomputed: str  #: of the job whose turn it was; "" for nobody's
+    recomputed: str  #: the same of the job whose turn it was; "" for none
 
 
 class GrantComparison(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of deciding every grant again. Each `granted` is counted in one of the first four."""
 
-    grants: int = 0  #: `granted` events that were decided again, and came out the same or otherwise
+    grants: int = 0  #: `granted` events that were decided again, with the same result or another
     unknown: int = (
-        0  #: more, for which the ledger records too little; see `unknown_starts` and `unknown_cancels`
+        0  #: further ones for which the ledger records too little; see `unknown_starts` and `unknown_cancels`
     )
-    archived: int = 0  #: more, not decided again: an archive run took away what their authors knew
-    other_policy: int = 0  #: more, not decided again: they follow the rules of another version
+    archived: int = 0  #: further ones, not decided again: an archive run took events they rest on
+    other_policy: int = 0  #: further ones, not decided again: they follow the rules of another version
     jobs: int = 0  #: jobs that `grants` name
-    different: int = 0  #: of `grants`, those that came out otherwise
-    unknown_starts: int = 0  #: came out otherwise; a rate may have waited for jobs that had started
-    unknown_cancels: int = 0  #: came out otherwise; a job may have been about to be cancelled for a mode
-    differences: tuple[Difference, ...] = ()  #: the first that are `different`
+    different: int = 0  #: those of `grants` with another result
+    unknown_starts: int = 0  #: another result; a rate may have waited for jobs that had started
+    unknown_cancels: int = 0  #: another result; a job may have been about to be cancelled for a mode
+    differences: tuple[Difference, ...] = ()  #: the first of the `different` ones
 
     def __add__(self, other: GrantComparison) -> GrantComparison:
-        """Return both together."""
+        """Return the sum of both."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
         return GrantComparison(**{**counts, "differences": counts["differences"][:TOLD_MAX]})
 
@@ -76,18 +77,18 @@ class Recomputation:
     """The grants of one author, decided again from the events in stream order."""
 
     def __init__(self, author: Author, granter: Granter, *, after: int = 0) -> None:
-        """Go on with what the author had folded; grants up to `after` are in that already and are not decided again."""
+        """Begin with the state that the author had folded, in which grants up to `after` are contained already."""
         self.found = GrantComparison()
         self._author = author
         self._after = after
         self._granter = granter
         self._unread: deque[tuple[int, Envelope]] = deque()
-        self._moved: set[Share] = set()  # turns that a limit's mode may have moved
+        self._moved: set[Share] = set()  # shares whose turns a limit's mode may have moved
         self._all_started()
         self._note_moved(granter.lines.lines.values())
 
     def feed(self, event: Envelope, sequence: int) -> None:
-        """Take in the next event; those that say nothing about limits are passed over."""
+        """Fold the next event; events that say nothing about limits are passed over."""
         if isinstance(event, Granted) and sequence > self._after and self._author == (event.by, event.began):
             self._compare(event, sequence)
         elif type(event) in _TELLING or isinstance(event, LimitSet | LimitRemoved | Granted):
@@ -151,7 +152,7 @@ class Recomputation:
     def _told(
         self, sequence: int, recorded: list[JobKey], decided: list[JobKey], first: set[Line | None]
     ) -> GrantComparison:
-        """Say what a difference is; `first`: the lines that had the right of way."""
+        """Classify a difference; `first`: the lines that had the right of way."""
         at = next(
             (n for n, (a, b) in enumerate(zip(recorded, decided, strict=False)) if a != b), len(decided)
         )
@@ -176,7 +177,7 @@ class Recomputation:
     def _may_be_cancels(self, jobs: Iterable[JobKey], keys: set[str]) -> bool:
         """Return whether a job that was about to be cancelled for a mode may have changed the order of these jobs."""
         lines = [self._line_of(job) for job in jobs]
-        if None in lines:  # it left so long ago that nobody knows what it waited for
+        if None in lines:  # its wait ended so long ago that its limits are not known
             return self._any_mode(self._granter.picker.keys)
         shares = (self._granter.shares.get((line[0], line[2])) for line in lines if line is not None)
         return self._any_mode(keys) or any(share in self._moved for share in shares)
@@ -186,7 +187,7 @@ class Recomputation:
         return any(each is not None and each.mode != "queue" for each in terms)
 
     def _line_of(self, job: JobKey) -> LineKey | None:
-        """Return the line in which a job waits, or waited until just now."""
+        """Return the line in which a job waits, or has just waited."""
         entry = self._granter.lines.find(job)
         if entry is not None and entry.line is not None:
             return entry.line.key
@@ -199,7 +200,7 @@ class Recomputation:
         return () if entry is None else entry.limits
 
     def _see(self, slots: dict[str, int]) -> None:
-        """Set what the author knew of queues and workers: the slots offered, and the queues that were passed over."""
+        """Set the queues and workers that the author knew: the slots offered, and the queues passed over."""
         granter = self._granter
         for key in list(granter.definitions.offered):
             if key not in slots:
@@ -214,7 +215,7 @@ class Recomputation:
             granter.close(queue)
 
     def _cancel_early(self, event: Granted) -> None:
-        """Fold cancellations early that the author was about to append for a mode: they are stored before the grant."""
+        """Fold early the cancellations that the author was about to append for a mode: they come before the grant."""
         named = {(each.queue, each.job) for each in event.jobs}
         for sequence, cancelled in list(self._unread):
             if (

@@ -1,8 +1,8 @@
 """A simulation of other limits: recorded arrivals and services, and the same `Granter`. Pure.
 
-A recording has each wait of each job: when it was held, how long it kept its slots, when it came back. A run of the
-simulation lets the same jobs come at the same moments, gives each the time that it took, and decides who is granted. It
-cannot know that more jobs at once may be slower, nor how long a job that never ran would take (it gets the median).
+A recording has each wait of each job: when it was held, how long it kept its slots, when it came back. The simulation
+lets the same jobs come at the same moments and run for the same time, and decides the grants anew. It cannot know that
+more jobs at once may be slower, or how long a job that never ran would take (it assumes the median).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jobledger.ledger.model.limits.holders import FINAL, OF_AN_ATTEMPT, JobKey
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.rates import Rates, nanoseconds
 
-#: How many waits one recording may have: about 400 MB.
+#: The most waits of one recording, about 400 MB.
 WAITS_MAX: Final = 500_000
 _NO_TIME: Final = timedelta()
 _BY: Final = "simulation"
@@ -42,13 +42,13 @@ class Wait(msgspec.Struct, kw_only=True, gc=False):
     """One wait of a job, and the time for which it then held its slots."""
 
     event: Held
-    held_at: datetime  #: by the server's clock, as all times here
+    held_at: datetime  #: time of its `held`; all times here are by the server's clock
     granted_at: datetime | None = None
-    started_at: datetime | None = None  #: when its attempt began
-    left_at: datetime | None = None  #: when it gave its slots back, or left while it waited
+    started_at: datetime | None = None  #: beginning of its attempt
+    left_at: datetime | None = None  #: when it gave its slots back, or ended its wait without a grant
     is_final: bool = False  #: whether the job had ended then
     back_after: timedelta | None = (
-        None  #: how long after the wait before this one ended it came back; None: the first
+        None  #: time from the end of the previous wait until it came back; None: the first wait
     )
 
 
@@ -57,23 +57,23 @@ class TooManyWaitsError(Exception):
 
 
 class WaitRecord:
-    """The waits of a span of time, the definitions at its beginning, and how these changed; told a ledger in stream order."""
+    """The waits of a span of time, the definitions at its beginning, and their changes; fed in stream order."""
 
     def __init__(self, begin: datetime, end: datetime) -> None:
-        """Record who waits or holds slots between two moments of the server's clock."""
+        """Record waiting jobs and holders between two moments of the server's clock."""
         self.begin, self.end = begin, end
-        self.limits: dict[str, Definition] = {}  #: at the beginning
+        self.limits: dict[str, Definition] = {}  #: definitions at the beginning
         self.changes: list[
             tuple[datetime, LimitEvent]
-        ] = []  #: of definitions in the span, and when they were stored
-        self.slots: dict[str, int] = {}  #: of keys without a definition, as the newest grant saw them
+        ] = []  #: events of definitions in the span, and when they were stored
+        self.slots: dict[str, int] = {}  #: slots of keys without a definition, as in the newest grant
         self.waits: list[Wait] = []
-        self.rates = Rates()  #: what was used of the rates before the beginning
+        self.rates = Rates()  #: use of the rates before the beginning
         self._open: dict[JobKey, Wait] = {}
-        self._left: dict[JobKey, datetime] = {}  # of jobs that may come back
+        self._left: dict[JobKey, datetime] = {}  # ends of waits of jobs that may come back
 
     def feed(self, event: Envelope, sequence: int, stored_at: datetime) -> None:
-        """Take in the next event. Raises: TooManyWaitsError."""
+        """Record the next event. Raises: TooManyWaitsError."""
         if isinstance(event, LimitSet | LimitRemoved):
             if stored_at <= self.begin:
                 self.limits[event.limit] = evolve(None, event, sequence)
@@ -130,7 +130,7 @@ class WaitRecord:
         return {**in_span, **self.limits}
 
     def done(self) -> None:
-        """End the recording: who waits or holds slots still does. Raises: TooManyWaitsError."""
+        """End the recording; jobs that still wait or hold slots are recorded so. Raises: TooManyWaitsError."""
         for wait in self._open.values():
             self._keep(wait)
         self._open.clear()
@@ -138,18 +138,18 @@ class WaitRecord:
 
 
 class KeyWaits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How long jobs waited for the limits of which one key is one."""
+    """The waits of jobs that name one key of a limit."""
 
     key: str  #: `name` or `name:key`
-    jobs: int  #: waits that began before the end
-    granted: int  #: of them, those that were granted in the span
-    p50_s: float  #: of all of them; who was not granted waited until the end
+    jobs: int  #: number of waits that began before the end
+    granted: int  #: waits that were granted in the span
+    p50_s: float  #: median wait; a job that was not granted waited until the end
     p99_s: float
     longest_s: float
 
     @property
     def starves(self) -> bool:
-        """Whether somebody waited and nobody was granted."""
+        """Whether jobs waited and none was granted."""
         return not self.granted
 
 
@@ -181,7 +181,7 @@ class _WaitCount:
 
 
 def recorded(recording: WaitRecord) -> dict[str, KeyWaits]:
-    """Return how long jobs waited as it was, by key."""
+    """Return the recorded waits, by key."""
     found = _WaitCount()
     for wait in recording.waits:
         until = wait.granted_at or wait.left_at or recording.end
@@ -193,9 +193,9 @@ def recorded(recording: WaitRecord) -> dict[str, KeyWaits]:
 
 
 def simulated(recording: WaitRecord, limits: Mapping[str, Definition]) -> dict[str, KeyWaits]:
-    """Return how long the same jobs would have waited, by key.
+    """Return the waits of the same jobs with other limits, by key.
 
-    `limits`: definitions that hold for the whole span. The others are as they were recorded, and change when they did.
+    `limits`: definitions for the whole span. Other limits are as recorded, with their recorded changes.
     """
     return _Run(recording, limits).run()
 
@@ -204,12 +204,12 @@ class _Run:
     def __init__(self, recording: WaitRecord, limits: Mapping[str, Definition]) -> None:
         self._recording = recording
         self._granter = Granter()
-        self._sequence = 0  # of what is told to the granter
+        self._sequence = 0  # of the events that the granter folds
         self._planned = 0
         self._found = _WaitCount()
         self._events: list[tuple[datetime, int, str, Wait]] = []
         self._changes = deque(each for each in recording.changes if each[1].limit not in limits)
-        self._since: dict[JobKey, tuple[datetime, Wait]] = {}  # who waits, and since when
+        self._since: dict[JobKey, tuple[datetime, Wait]] = {}  # waiting jobs, and since when
         self._holds: dict[JobKey, Wait] = {}
         self._next: dict[JobKey, list[Wait]] = {}  # waits of a job after its first one
         self._median = _median_service(recording)
@@ -236,7 +236,7 @@ class _Run:
                 rates.redefine(key, terms, self._granter.at)
 
     def _begin(self, wait: Wait) -> None:
-        """Let a wait begin: at its moment, or at the beginning for who waits or holds slots then."""
+        """Begin a wait: at its moment, or at the beginning for jobs that wait or hold slots then."""
         begin = self._recording.begin
         was_granted = wait.granted_at is not None and wait.granted_at < begin
         self._at(
@@ -318,7 +318,7 @@ class _Run:
             case "gives up" if job in self._since and self._since[job][1] is wait:
                 self._drop(job, now)
             case _:
-                pass  # it was cancelled meanwhile for its limit's mode
+                pass  # its limit's mode cancelled it meanwhile
 
     def _arrive(self, job: JobKey, wait: Wait, now: datetime) -> None:
         self._since[job] = (now, wait)
@@ -342,7 +342,7 @@ class _Run:
             self._at(now + (wait.back_after or _NO_TIME), "arrives", wait)
 
     def _drop(self, job: JobKey, now: datetime) -> None:
-        """Cancel a job that waits, or that holds a slot which another one takes."""
+        """Cancel a waiting job, or a holder whose slot another job takes."""
         found = self._since.pop(job, None)
         self._holds.pop(job, None)
         self._tell(Cancelled(at=now, by=_BY, queue=job[0], job=job[1], task=""))

@@ -1,1 +1,1 @@
-"""Runs: jobs whose task records steps. What their events carry, how steps add up, and which facts follow. Pure."""
+"""Runs: jobs whose task records steps. The content of their events, and the fold of steps. Pure."""

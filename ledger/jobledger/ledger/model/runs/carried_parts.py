@@ -1,4 +1,4 @@
-"""What `carried` keeps of a run: its steps and signals in the form that is stored, and back. Pure. Source: ADR 011."""
+"""Steps and signals of a run in `carried`: to the stored form, and back. Pure. Source: ADR 011."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
@@ -24,40 +24,40 @@ class CarriedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     key: str  #: `<branch>/<name>`, with `#n` from its second occurrence on
     number: Whole  #: from 1, in the order of the steps' first events
-    kind: StepKind  #: what it is
-    target: str  #: what it is about
-    state: Literal["started", "retrying", "completed", "failed"]  #: how far it is
+    kind: StepKind  #: kind of the step
+    target: str  #: name of a function, a task, a signal or a table
+    state: Literal["started", "retrying", "completed", "failed"]  #: state of the step
     sequence: Whole  #: stream sequence of its newest event
     input_sha256: str = ""  #: the first 16 hex digits of its input's digest
-    result: msgspec.Raw = NO_VALUE  #: what it returned
-    result_ref: PayloadRef | None = None  #: where a large result lies
-    error: ErrorInfo | None = None  #: of its newest try that failed
-    tries: Whole = 0  #: how often it was executed
-    duration_ms: float = 0.0  #: of the last execution
-    retry_at: Moment | None = None  #: when the next try is due
-    until: Moment | None = None  #: the moment at which its wait ends even if nothing has come
-    order: ChildOrder | None = None  #: its children
-    items: msgspec.Raw = NO_VALUE  #: the inputs of its children
-    items_ref: PayloadRef | None = None  #: where a large array of them lies
+    result: msgspec.Raw = NO_VALUE  #: its result
+    result_ref: PayloadRef | None = None  #: place of a large result
+    error: ErrorInfo | None = None  #: error of its newest failed try
+    tries: Whole = 0  #: number of executions
+    duration_ms: float = 0.0  #: duration of the last execution
+    retry_at: Moment | None = None  #: time of the next try
+    until: Moment | None = None  #: end of its wait even if nothing has come
+    order: ChildOrder | None = None  #: the children that it asks for
+    items: msgspec.Raw = NO_VALUE  #: inputs of its children
+    items_ref: PayloadRef | None = None  #: place of a large array of these
     signal: Whole = 0  #: stream sequence of the event with the signal that it took
-    copied: CopiedEnd | None = None  #: where its end was copied from, or its beginning
-    origins: tuple[Origin, ...] = ()  #: other runs' children whose ends stand for those of its own
-    count: Count | None = None  #: how many children its group has
+    copied: CopiedEnd | None = None  #: source of its copied end or beginning
+    origins: tuple[Origin, ...] = ()  #: children of other runs whose ends stand for ends of its own
+    count: Count | None = None  #: number of children of its group
     opened: Ranges = ()  #: ranges of items that may exist
     ended: Ranges = ()  #: ranges of items whose end was counted
-    failed: Ranges = ()  #: ranges of those that had not completed
+    failed: Ranges = ()  #: ranges of items that ended, but not completed
 
 
 class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A message to a run that is carried over; the fields are `steps.KeptSignal`'s."""
 
     sequence: Whole  #: stream sequence of the event that has it
-    name: str  #: what it is about
-    id: str = ""  #: chosen by the sender
-    value: msgspec.Raw = NO_VALUE  #: what it says, until a step took it
-    value_ref: PayloadRef | None = None  #: where a large value lies
+    name: str  #: name of the signal
+    id: str = ""  #: id that the sender chose
+    value: msgspec.Raw = NO_VALUE  #: its value, until a step takes it
+    value_ref: PayloadRef | None = None  #: place of a large value
     taken_by: str = ""  #: key of the step that took it
-    refused: str = ""  #: why no step can take it
+    refused: str = ""  #: the reason why no step can take it
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
@@ -65,12 +65,12 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
     steps: tuple[CarriedStep, ...] = ()
     signals: tuple[CarriedSignal, ...] = ()
-    steps_before: int = 0  #: how many steps the parts before it have
+    steps_before: int = 0  #: number of steps in the parts before it
     signals_before: int = 0
     more: bool = False  #: whether another part follows
 
 
-#: How many bytes of steps and signals one `carried` holds, unless a single one has more: an event may have a megabyte.
+#: Bytes of steps and signals in one `carried`, more only if a single step has more: an event may have a megabyte.
 PART_BYTES_MAX: Final = 256 * 1024
 _encode: Final = msgspec.json.Encoder().encode
 _asdict = msgspec.structs.asdict
@@ -78,7 +78,7 @@ _SETS = ("opened", "ended", "failed")
 
 
 def carried_steps(steps: Steps) -> tuple[CarriedStep, ...]:
-    """Return steps in the form that is stored."""
+    """Return steps in the stored form."""
     return tuple(map(_carried_step, steps.values()))
 
 
@@ -90,7 +90,7 @@ def _carried_step(step: Step) -> CarriedStep:
 
 
 def carried_signals(signals: Iterable[KeptSignal]) -> tuple[CarriedSignal, ...]:
-    """Return signals in the form that is stored."""
+    """Return signals in the stored form."""
     return tuple(CarriedSignal(**_asdict(each)) for each in signals)
 
 
@@ -123,8 +123,9 @@ def fold_part(
 ) -> dict[str, object]:
     """Return the fields of a job that change by the part of its steps and signals in a `carried`.
 
-    Steps and signals that were folded from their own events stay as they are: the part repeats them. Where those events
-    are gone, the parts are put together. `is_incomplete`: whether parts are missing behind those that were read.
+    Steps and signals that were folded from their own events stay as they are, since the part only repeats them. If
+    those events are gone, the parts are joined. `is_incomplete`: whether parts after the ones that were read are
+    missing.
     """
     told, told_signals = steps_of(part.steps), signals_of(part.signals)
     begins = not (part.steps_before or part.signals_before)
@@ -140,7 +141,7 @@ def fold_part(
 
 
 def steps_of(carried: Iterable[CarriedStep]) -> Steps:
-    """Return the steps that were carried, by their keys."""
+    """Return the carried steps, by their keys."""
     return {each.key: _step_of(each) for each in carried} or NO_STEPS
 
 
@@ -152,5 +153,5 @@ def _step_of(carried: CarriedStep) -> Step:
 
 
 def signals_of(carried: Iterable[CarriedSignal]) -> tuple[KeptSignal, ...]:
-    """Return the signals that were carried."""
+    """Return the carried signals."""
     return tuple(KeptSignal(**_asdict(each)) for each in carried)

@@ -1,4 +1,4 @@
-"""What a run is refused. Below the root and branches of `model.errors`."""
+"""Refusals to a run, below the root and branches of `model.errors`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jobledger.ledger.model.errors import IllegalTransitionError, RefusedError
 
 
 class StepOverError(IllegalTransitionError):
-    """The run must not wait for this step: what the step waits for has come, or the run was asked to end.
+    """The run must not wait for this step: the awaited thing has come, or the run was asked to end.
 
     Nothing was recorded; go on with the run's code.
     """
@@ -17,7 +17,7 @@ class StepOverError(IllegalTransitionError):
 
 
 class SignalKnownError(IllegalTransitionError):
-    """The run was sent a signal of this id before: that one counts, and nothing was recorded."""
+    """A signal of this id was sent to the run before. That one counts, and nothing was recorded."""
 
     def __init__(self, job_id: str, signal_id: str) -> None:
         self.signal_id = signal_id
@@ -25,7 +25,7 @@ class SignalKnownError(IllegalTransitionError):
 
 
 class UnknownSignalError(RefusedError):
-    """The run has ended, so that nothing can be sent to it any more; nothing was recorded."""
+    """The run has ended, so that no signal can be sent to it; nothing was recorded."""
 
     def __init__(self, run_id: str, state: str, name: str) -> None:
         self.run_id = run_id

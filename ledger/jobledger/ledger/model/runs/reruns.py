@@ -9,8 +9,8 @@ from jobledger.ledger.model.runs.steps import Step, Steps
 def copied_from(source: Steps, from_step: str) -> list[Step]:
     """Return the steps whose ends are copied, in the order of their first events.
 
-    They are those that have ended and were first recorded before `from_step`. With "" they are all completed ones but
-    undo steps and groups of which a child failed: such a group begins again with its completed children.
+    These have ended, and were first recorded before `from_step`. With "" they are all completed steps, except undo
+    steps and groups with a failed child: such a group begins again with its completed children.
     """
     if not from_step:
         return [step for step in source.values() if _is_whole(step)]
@@ -19,13 +19,13 @@ def copied_from(source: Steps, from_step: str) -> list[Step]:
 
 
 def begun_again(source: Steps) -> list[Step]:
-    """Return the groups that a rerun of what failed begins again, with the ends of children that completed."""
+    """Return the groups that a rerun with `failed` begins again, with the ends of completed children."""
     groups = (step for step in source.values() if step.order is not None and not step.order.is_open)
     return [step for step in groups if not _is_whole(step)]
 
 
 def has_copied(source: RerunOf, steps: Steps) -> bool:
-    """Return whether a rerun has recorded all that it copies of its source."""
+    """Return whether a rerun has recorded everything that it copies from its source."""
     return len(steps) >= source.steps and copied_ends(steps) >= source.children
 
 
@@ -39,5 +39,5 @@ def _is_whole(step: Step) -> bool:
 
 
 def has_end(step: Step) -> bool:
-    """Return whether a step ended or failed: one that is `retrying` and has no time for its next try has failed."""
+    """Return whether a step ended or failed; a step that is `retrying` without a time for its next try has failed."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)

@@ -1,6 +1,7 @@
-"""How the steps of a run add up, which children of a step may exist, and whether a step is over. Pure and total.
+"""The fold of a run's steps; also which children of a step may exist, and whether a step is over. Pure and total.
 
-`job.evolve` calls `fold_run`, and there is no second way to compute a step. An event that may not follow changes nothing.
+`job.evolve` calls `fold_run`, and there is no second way to compute a step. An event that must not follow changes
+nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from jobledger.ledger.model.runs.orders import (
     ranges_of,
 )
 
-#: `started`: nobody knows yet how it ends. `retrying`: a try failed, another follows. The others are its end.
+#: `started`: the end is not known yet. `retrying`: a try failed, and another follows. The others are ends.
 StepState = Literal["started", "retrying", "completed", "failed"]
 StepEvent = StepStarted | StepCompleted | StepFailed
 RunEvent = StepEvent | Joined | Signalled | SignalRefused | PauseRequested
@@ -44,7 +45,7 @@ _replace: Final = msgspec.structs.replace
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One step of a run, as its events add up."""
+    """One step of a run, folded from its events."""
 
     key: str
     number: int  #: from 1, in the order of the steps' first events
@@ -55,20 +56,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     input_sha256: str = ""
     result: msgspec.Raw = NO_VALUE
     result_ref: PayloadRef | None = None
-    error: ErrorInfo | None = None  #: of its newest try that failed
+    error: ErrorInfo | None = None  #: error of its newest failed try
     tries: int = 0
     duration_ms: float = 0.0
-    retry_at: datetime | None = None  #: when the next try is due
-    until: datetime | None = None  #: the moment at which its wait ends even if nothing has come
-    order: ChildOrder | None = None  #: its children
-    items: msgspec.Raw = NO_VALUE  #: the inputs of its children
+    retry_at: datetime | None = None  #: time of the next try
+    until: datetime | None = None  #: end of its wait even if nothing has come
+    order: ChildOrder | None = None  #: the children that it asks for
+    items: msgspec.Raw = NO_VALUE  #: inputs of its children
     items_ref: PayloadRef | None = None
     signal: int = 0  #: stream sequence of the event with the signal that it took
-    copied: CopiedEnd | None = (
-        None  #: where its end was copied from, or its beginning as long as it has no end
-    )
-    origins: tuple[Origin, ...] = ()  #: other runs' children whose ends stand for those of its own
-    count: int | None = None  #: how many children its group has; None: not known yet, or it is no group
+    copied: CopiedEnd | None = None  #: source of its copied end; without an end, of its copied beginning
+    origins: tuple[Origin, ...] = ()  #: children of other runs whose ends stand for ends of its own
+    count: int | None = None  #: number of children of its group; None: not known yet, or no group
     #: Sets of items, as the bytes of a number (little-endian) in which bit i stands for item i.
     opened_set: bytes = b""
     ended_set: bytes = b""
@@ -81,27 +80,27 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     @property
     def ended(self) -> int:
-        """The items whose end was counted, as `opened`."""
+        """The items whose end was counted, in the form of `opened`."""
         return int.from_bytes(self.ended_set, "little")
 
     @property
     def failed(self) -> int:
-        """The items that were counted as not completed, as `opened`."""
+        """The items that were counted as not completed, in the form of `opened`."""
         return int.from_bytes(self.failed_set, "little")
 
     @property
     def open(self) -> int:
-        """The items that may exist and did not end, as `opened`."""
+        """The items that may exist and did not end, in the form of `opened`."""
         return self.opened & ~self.ended
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is recorded."""
+        """Whether the end of the step is recorded."""
         return self.state in ("completed", "failed")
 
     @property
     def is_joined(self) -> bool:
-        """Whether it asked for children and all of them that will ever exist have ended."""
+        """Whether the step asked for children, and all children that will ever exist have ended."""
         return self.order is not None and _is_joined(self, self.order)
 
 
@@ -111,13 +110,13 @@ class KeptSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     sequence: int  #: stream sequence of the event that has it
     name: str
     id: str = ""
-    value: msgspec.Raw = NO_VALUE  #: empty once a step took it, which has it as its result, or refused it
+    value: msgspec.Raw = NO_VALUE  #: empty once a step took it as its result, or refused it
     value_ref: PayloadRef | None = None
     taken_by: str = ""  #: key of the step that took it
-    refused: str = ""  #: why no step can take it: what is wrong with its value
+    refused: str = ""  #: the reason why no step can take it: a mistake in its value
 
 
-#: In the place of the reason why a signal was refused, where its event names none.
+#: Stands for the reason of a refused signal whose event names none.
 REFUSED: Final = "refused"
 #: The steps of a run by their keys, in the order of their first events.
 Steps = Mapping[str, Step]
@@ -153,7 +152,7 @@ def fold_waking(
     signal: SignalFact | None,
     stream_sequence: int,
 ) -> dict[str, Any]:
-    """Return the fields of a job that change by the ends of children, or the signal, in a `queued` or `held`."""
+    """Return the fields of a job that change by ends of children, or by a signal, in a `queued` or `held`."""
     changes: dict[str, Any] = {}
     if joined is not None:
         changes["steps"] = fold_join(steps, joined)
@@ -171,7 +170,7 @@ def fold_step(steps: Steps, event: StepEvent, stream_sequence: int) -> Steps:
     """Return the steps after an event of one of them."""
     known = steps.get(event.step)
     if known is not None and (known.has_ended or isinstance(event, StepStarted)):
-        return steps  # a key has one start and one end: `decide` refuses a second one
+        return steps  # a step has one start and one end: `decide` refuses a second one
     step = known or Step(
         key=event.step,
         number=len(steps) + 1,
@@ -229,7 +228,7 @@ def _begun(step: Step, event: StepStarted) -> Step:
 
 
 def fold_join(steps: Steps, fact: Joined | JoinFact) -> Steps:
-    """Return the steps after ends of children were counted; of a step that is unknown, or no group, nothing is."""
+    """Return the steps after ends of children were counted; an unknown step, or one without a group, counts nothing."""
     step = steps.get(fact.step)
     if step is None or step.order is None:
         return steps
@@ -276,7 +275,7 @@ def _told(
 
 
 def _changed(signals: tuple[KeptSignal, ...], sequence: int, **said: str) -> tuple[KeptSignal, ...]:
-    """Return the signals after one was taken or refused: its value is needed no more."""
+    """Return the signals after one was taken or refused, without its value, which is no longer needed."""
     return tuple(
         _replace(each, **said, value=NO_VALUE, value_ref=None) if each.sequence == sequence else each
         for each in signals
@@ -284,7 +283,7 @@ def _changed(signals: tuple[KeptSignal, ...], sequence: int, **said: str) -> tup
 
 
 def try_again(steps: Steps) -> Steps:
-    """Return the steps for the attempt after one that failed: failed calls of the run's own functions may be tried again.
+    """Return the steps for the attempt after a failed one: failed calls of the run's own functions may be tried again.
 
     The end of a wait, a group or a `once` step stays, so that it is the same in every attempt.
     """
@@ -302,8 +301,8 @@ _TRIED_ANEW: Final = frozenset[StepKind]({"step", "table", "undo"})
 def admit(order: ChildOrder, opened: int, ended: int, failed: int) -> int:
     """Return the items that may exist now, given the items opened before, those that ended, and those that failed.
 
-    All sets are numbers in which bit i stands for item i. The one rule of maps and of graphs: an item is opened once
-    the items that it waits for have ended, as long as fewer than `limit` are open, the first ones first.
+    All sets are numbers in which bit i stands for item i. The same rule serves maps and graphs: an item is opened once
+    the items that it waits for have ended, if fewer than `limit` are open; lower numbers come first.
     """
     room = (order.limit or order.count) - (opened & ~ended).bit_count()
     if order.is_open or room <= 0:
@@ -319,14 +318,14 @@ def admit(order: ChildOrder, opened: int, ended: int, failed: int) -> int:
 
 
 def admissible(step: Step) -> int:
-    """Return the children of a step that may be opened by what is recorded, as a number of bits."""
+    """Return the children of a step that may be opened by the recorded facts, as a number of bits."""
     if step.order is None or step.has_ended:
         return 0
     return admit(step.order, step.opened, step.ended, step.failed) & ~step.opened
 
 
 def _opened_next(count: int, opened: int, room: int) -> int:
-    if not opened & (opened + 1):  # without gaps, as every group is that begins without copied ends
+    if not opened & (opened + 1):  # no gaps, as in every group without copied ends
         next_item = opened.bit_length()
         return opened | (((1 << max(0, min(room, count - next_item))) - 1) << next_item)
     for first, last in ranges_of(~opened & ((1 << count) - 1)):
@@ -339,7 +338,7 @@ def _opened_next(count: int, opened: int, room: int) -> int:
 
 
 def _ready(order: ChildOrder, opened: int, ended: int, failed: int) -> Iterator[int]:
-    """Yield the items of a graph that are not opened, and whose items before them have all come to their end."""
+    """Yield the items of a graph that are not opened, and for which all items before them have ended."""
     left_out = _left_out(order, opened, failed)
     over = ended | left_out
     for item in range(order.count):
@@ -379,14 +378,14 @@ def name_in(key: str) -> str:
 
 
 def failed_item(step: Step) -> int:
-    """Return the first item of a group that failed; 0 where none is known to have."""
+    """Return the first failed item of a group; 0 if none is known."""
     if step.copied is not None and step.has_ended:
         return step.copied.item
     return items_of(step.failed)[0] if step.failed else 0
 
 
 def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:
-    """Return whether what a step waits for has come, as far as it is recorded, or its moment has passed."""
+    """Return whether the awaited thing of a step has come, by the recorded facts, or its moment has passed."""
     if step.has_ended or step.is_joined:
         return True
     if step.kind == "wait" and next_signal(signals, step.target) is not None:
@@ -396,7 +395,7 @@ def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:
 
 
 def next_signal(signals: tuple[KeptSignal, ...], name: str) -> KeptSignal | None:
-    """Return the oldest signal of a name that no step took or refused."""
+    """Return the oldest signal of a name that was neither taken nor refused."""
     return next((each for each in signals if each.name == name and not (each.taken_by or each.refused)), None)
 
 

@@ -1,4 +1,4 @@
-"""What a run waits for: one word for each step. Pure."""
+"""Words for the waits of a run: one word for each step. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final, Literal
 
 from jobledger.ledger.model.runs.steps import Step, Steps
 
-#: `step`: a step that was begun, whose end is not known, and for which none of the other words is right.
+#: `step`: a step that was begun and whose end is not known, if no other word is right.
 Awaited = Literal["signal", "sleep", "children", "retry", "step", "operator"]
 AWAITED: Final[tuple[Awaited, ...]] = ("signal", "sleep", "children", "retry", "step", "operator")
 
 
 def awaited_of(step: Step) -> Awaited:
-    """Return what a run waits for while it waits for this step."""
+    """Return the word for a run's wait for this step."""
     if step.state == "retrying":
         return "retry"
     if step.order is not None:
@@ -23,9 +23,9 @@ def awaited_of(step: Step) -> Awaited:
 
 
 def all_awaited(steps: Steps, awaited: tuple[str, ...], *, by_operator: bool) -> tuple[Awaited, ...]:
-    """Return what a run waits for: each word once, in the order of `AWAITED`; `awaited` are keys of steps.
+    """Return the words for a run's waits, each once, in the order of `AWAITED`; `awaited` are keys of steps.
 
-    A run that a person paused waits for a person alone.
+    A run that a person paused waits only for a person.
     """
     if by_operator:
         return ("operator",)

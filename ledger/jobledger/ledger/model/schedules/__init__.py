@@ -1,1 +1,1 @@
-"""Schedules: when they tick, what follows from a tick, and what their events add up to. Pure."""
+"""Schedules: their ticks, the jobs of a tick, and the fold of their events. Pure."""

@@ -1,7 +1,7 @@
-"""Cron expressions: what is one, and which wall times it names. Knows no time zones. Pure.
+"""Cron expressions: their check, and the wall times that they name. Without time zones. Pure.
 
-croniter finds the wall times, on naive times only; what an expression may contain is checked here before, in bounded
-time, because croniter takes more than cron does. Source: ADR 020.
+croniter finds the wall times, on naive times only; the content of an expression is checked here before, in bounded
+time, because croniter accepts more than cron does. Source: ADR 020.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from croniter import croniter
 
 _TEXT_MAX: Final = 256
-_DAYS_MAX: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  # by month, in a leap year
+_DAYS_MAX: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  # days by month, in a leap year
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _ITEM: Final = re.compile(
@@ -48,7 +48,7 @@ _FIELDS: Final = (
 
 
 def check_cron(text: str) -> None:
-    """Refuse what is no cron expression of five fields, or names no day that exists; never takes long.
+    """Refuse text that is no cron expression of five fields, or that names no existing day; never takes long.
 
     Raises: InvalidInputError.
     """
@@ -67,13 +67,13 @@ def check_cron(text: str) -> None:
     if days == "l":
         parts[2] = "*"
     values = [_values(field, part) for field, part in zip(_FIELDS, parts, strict=True)]
-    # Where days of the month and of the week are both restricted, either is enough.
+    # If days of the month and of the week are both restricted, either is enough.
     if days.startswith("*") or parts[4].startswith("*"):
         _check_days(text, values[2], values[3])
 
 
 def counts_hours(text: str) -> bool:
-    """Return whether the hour field begins with `*`: such an expression names no hours, it counts them."""
+    """Return whether the hour field begins with `*`: such an expression counts hours instead of naming them."""
     return any(part.startswith("*") for part in _split(text)[1:2])
 
 
@@ -82,10 +82,10 @@ def next_wall_time(text: str, after: datetime) -> datetime | None:
 
     Raises: InvalidInputError.
     """
-    finder = copy.copy(_finder(text))  # it remembers where it is, and threads share the one that is kept
+    finder = copy.copy(_finder(text))  # a finder has a position, and threads share the cached one
     try:
         found: Any = finder.get_next(datetime, start_time=after)
-    except (ValueError, OverflowError):  # after the year 9999, or nothing within 50 years
+    except (ValueError, OverflowError):  # a time after the year 9999, or none within 50 years
         return None
     assert isinstance(found, datetime), "that is what was asked for"
     return found
@@ -93,11 +93,11 @@ def next_wall_time(text: str, after: datetime) -> datetime | None:
 
 @functools.lru_cache(maxsize=1_024)
 def _finder(text: str) -> croniter:
-    check_cron(text)  # a stored text may never have been checked, and croniter could take for ever
-    # Imported late: processes that only enqueue have no use for it.
+    check_cron(text)  # a stored text may be unchecked, and croniter might never end
+    # Imported late, since processes that only enqueue do not need it.
     from croniter import croniter  # noqa: PLC0415
 
-    # With `implement_cron_bug` both day fields must fit where one of them begins with `*`, as in Debian's cron.
+    # With `implement_cron_bug` both day fields must match if one of them begins with `*`, as in Debian's cron.
     return croniter(" ".join(_split(text)), start_time=0.0, implement_cron_bug=True)
 
 
@@ -133,7 +133,7 @@ def _item(field: _Field, item: str) -> Iterable[int]:
     if match["last"] is not None:
         last = _number(field, item, match["last"])
         if field.words and field.least == last == 0:
-            last = field.most  # Sunday ends a week, too
+            last = field.most  # 7 is Sunday at the end of a week
         if first >= last:
             _refuse(field, item)
     step = int(match["step"] or 1)

@@ -1,4 +1,4 @@
-"""What may be asked of a schedule, and which fact follows: `decide`. Pure; now is the time of the stamp."""
+"""Commands to a schedule, and the fact that follows: `decide`. Pure; the present time is that of the stamp."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.ticks import newest_tick, next_tick, ticks_from
 from jobledger.ledger.model.subjects import check_users_queue, check_users_task
 
-#: Jobs of one event, and how far missed ticks are counted.
+#: The most jobs of one event, and the most missed ticks that are counted.
 TICKS_MAX: Final = 1_000
 _SUPERSEDED_MAX: Final = 16
 _MICROSECOND: Final = timedelta(microseconds=1)
-#: How far clocks of machines that are kept in time may be apart.
+#: How far synchronized clocks of machines may be apart.
 _AHEAD: Final = timedelta(seconds=5)
 
 E = TypeVar("E", bound=ScheduleEvent)
 
 
-#: What a schedule of a graph makes.
+#: The queue and task of jobs that a schedule of a graph makes.
 _OF_GRAPHS: Final = {(BUILT_IN_QUEUE, "run_graph"), (BUILT_IN_QUEUE, "run_stored_graph")}
 
 
@@ -59,12 +59,12 @@ class Declare(msgspec.Struct, frozen=True, kw_only=True):
     """Set what the schedule does. The same definition as before makes no event."""
 
     definition: Definition
-    #: Let an operator replace another definition of the name, and code declare again though its version was superseded.
-    #: Code never replaces what an operator declared.
+    #: Allow an operator to replace another definition of the name, and code to declare again after its version was
+    #: superseded. Code never replaces what an operator declared.
     replace: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot tick, and what nobody may name. Raises: InvalidInputError, InvalidTokenError."""
+        """Refuse what cannot tick, and forbidden names. Raises: InvalidInputError, InvalidTokenError."""
         definition = self.definition
         check_definition(definition)
         if (definition.queue, definition.task) not in _OF_GRAPHS:
@@ -75,7 +75,7 @@ class Declare(msgspec.Struct, frozen=True, kw_only=True):
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Record the tick that is due; the caller waited for `next_at`."""
 
-    ended: bool = True  #: whether the job of the newest tick that made one has ended; asked only of `skip`
+    ended: bool = True  #: whether the job of the newest tick with a job has ended; used only with `skip`
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +106,13 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """Let it tick again, from now on."""
+    """Resume the ticks, from now on."""
 
     reason: str = ""
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
-    """Let the code's declaration count again: the next process that declares the schedule says what it does."""
+    """Give the schedule back to the code: the next process that declares it sets its definition."""
 
 
 class Remove(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +122,9 @@ class Remove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carry(msgspec.Struct, frozen=True, kw_only=True):
-    """Say the whole schedule once more, before events up to `through` are taken away; it stays as it is."""
+    """Repeat the whole schedule before an archive run removes events up to `through`; it stays as it is."""
 
-    through: int  #: stream sequence
+    through: int  #: last stream sequence to be removed
 
 
 ScheduleCommand = Declare | Tick | Trigger | Backfill | Pause | Resume | Reset | Remove | Carry
@@ -133,9 +133,9 @@ ScheduleCommand = Declare | Tick | Trigger | Backfill | Pause | Resume | Reset |
 def decide(
     name: str, schedule: Schedule | None, command: ScheduleCommand, stamp: Stamp
 ) -> ScheduleEvent | None:
-    """Return the event that follows from a command; None where all is as it asks already.
+    """Return the event that follows from a command; None if nothing has to change.
 
-    Raises: ScheduleNotFoundError, ScheduleExistsError, RefusedError for what the schedule is not in the state for,
+    Raises: ScheduleNotFoundError, ScheduleExistsError, RefusedError for a command that its state does not allow,
         InvalidInputError for a range with too many ticks.
     """
     if stamp.authority is not None:
@@ -162,9 +162,9 @@ def decide(
 
 
 def _permit(principal: Principal, name: str, schedule: Schedule | None, command: ScheduleCommand) -> None:
-    """Refuse who may not manage the schedule, or may not enqueue what it makes.
+    """Refuse a principal who may not manage the schedule, or may not enqueue its jobs.
 
-    Raises: ScheduleNotFoundError for who is not bound to the jobs of the schedule as it is; AccessDeniedError.
+    Raises: ScheduleNotFoundError for a principal without a right to the present schedule's jobs; AccessDeniedError.
     """
     if schedule is not None:
         of, missing = schedule.definition, ScheduleNotFoundError(name)
@@ -198,13 +198,13 @@ def _reset(name: str, schedule: Schedule, stamp: Stamp) -> Declared | None:
 
 
 def is_as(schedule: Schedule, definition: Definition) -> bool:
-    """Return whether a schedule does what a definition says, whoever declared either."""
+    """Return whether a schedule has this definition, whoever declared it."""
     known = schedule.definition
     return replace(definition, source=known.source, code_version=known.code_version) == known
 
 
 def due_at(name: str, definition: Definition, tick: datetime) -> datetime:
-    """Return when a tick is due: its moment and its jitter, which is the same for everybody."""
+    """Return when a tick is due: its moment plus its jitter, which is the same for every process."""
     digest = hashlib.sha256(f"{name}/{tick.isoformat()}".encode()).digest()
     jitter_us = definition.jitter_s * 1_000_000
     return tick + timedelta(microseconds=int.from_bytes(digest[:8], "big") % (jitter_us + 1))
@@ -248,7 +248,7 @@ def _declare(name: str, schedule: Schedule | None, command: Declare, stamp: Stam
 
 
 def _declared(name: str, after: Schedule, stamp: Stamp) -> Declared:
-    """Refuse a person's schedule that would never tick; code may declare one whose moment has come, at each start."""
+    """Refuse a person's schedule that would never tick; code may declare a past moment, as it does at each start."""
     definition = after.definition
     never = after.next_tick is None and not after.paused and not definition.spec.on_demand
     if never and definition.source == "operator":
@@ -259,22 +259,22 @@ def _declared(name: str, after: Schedule, stamp: Stamp) -> Declared:
 
 
 def _ticks_as(known: Definition, definition: Definition, schedule: Schedule, now: datetime) -> bool:
-    """Return whether the plan stays: the ticks are the same ones, or one is due, which is not forgotten."""
+    """Return whether the plan stays: the ticks are the same, or one is due, which must not be lost."""
     is_due = schedule.next_at is not None and schedule.next_at <= now
     same = (known.spec, known.jitter_s, known.ends_at)
     return is_due or same == (definition.spec, definition.jitter_s, definition.ends_at)
 
 
 def _is_ahead(schedule: Schedule, now: datetime) -> bool:
-    """Return whether a clock that was wrong made ticks of the future."""
+    """Return whether a wrong clock made ticks of the future."""
     return schedule.tick is not None and schedule.tick - now > _AHEAD
 
 
 def _planned_from_now(name: str, schedule: Schedule, now: datetime) -> Schedule:
     """Return the schedule with its next tick from now on, even if its newest tick lies in the future.
 
-    Ticks of the future are forgotten: when their moments come, their jobs exist already. Else the schedule would be
-    silent up to the last of them, whatever a person does.
+    Ticks of the future are forgotten: when their moments come, their jobs exist already. Otherwise the schedule would
+    not tick until the last of them, whatever a person does.
     """
     return _planned(name, replace(schedule, tick=None) if _is_ahead(schedule, now) else schedule, now)
 
@@ -342,9 +342,9 @@ _CATCH_UP: Final[dict[str, Callable[[str, Definition, datetime, datetime], _Caug
 
 
 def _newest_due(name: str, definition: Definition, first: datetime, until: datetime) -> datetime:
-    """Return the newest tick from the due tick `first` on that is due by `until`, as are those in between.
+    """Return the newest tick, from the due tick `first` on, that is due by `until` together with all ticks before it.
 
-    A tick that comes before `until` may be due after it, by its jitter: that one is still to come.
+    A tick before `until` may be due after it because of its jitter: that one is still to come.
     """
     surely = _end(definition, until - timedelta(seconds=definition.jitter_s))
     newest = newest_tick(definition.spec, first, max(first, surely))
@@ -361,7 +361,7 @@ def _end(definition: Definition, moment: datetime) -> datetime:
 
 
 def _count(definition: Definition, first: datetime, until: datetime) -> int:
-    """Return how many ticks there are from `first` on before `until`; not more than can be looked at quickly."""
+    """Return the number of ticks from `first` on before `until`, up to a number that is counted quickly."""
     return len(ticks_from(definition.spec, first, until - _MICROSECOND, TICKS_MAX))
 
 

@@ -1,4 +1,4 @@
-"""What a schedule is told: when it ticks, the job it makes each time, and what it does about ticks it missed. Pure."""
+"""The definition of a schedule: its ticks, the job of each tick, and the treatment of missed ticks. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.schedules.ticks import Spec, check_spec
 from jobledger.ledger.model.subjects import check_token
 
-#: What happens at a tick while the job of the newest tick has not ended. `skip`: no job is made. `allow`: one is made.
-#: In the others one is made and waits, by a limit of one slot: `buffer_all` in line; `buffer_one` in the place of the
-#: one that waits already; `cancel_other` likewise, and the one that runs is asked to end.
+#: What happens at a tick while the job of the newest tick has not ended. `skip`: no job is made. `allow`: a job is
+#: made. With the others a job is made and waits, by a limit of one slot: `buffer_all`: in line; `buffer_one`: in place
+#: of the job that waits already; `cancel_other`: the same, and the running job is asked to end.
 Overlap = Literal["skip", "allow", "buffer_one", "buffer_all", "cancel_other"]
-#: The overlaps that are a limit, and the mode of that.
 #: Why a schedule with hooks cannot have an owner.
 NO_HOOKS: Final = "hooks of schedules are not sealed: leave `before` and `after` out"
+#: The overlaps that work by a limit, and the mode of the limit.
 OVERLAP_MODES: Final[Mapping[str, Mode]] = {
     "buffer_one": "newest",
     "buffer_all": "queue",
     "cancel_other": "replace",
 }
-#: What happens to ticks that are more than `LATE` late. `latest`: one job is made, for the newest of them. `none`: no
-#: job is made. `all`: a job is made for each of the last `window_s` seconds.
+#: What happens to ticks that are more than `LATE` late. `latest`: one job is made, for the newest one. `none`: no job
+#: is made. `all`: a job is made for each tick of the last `window_s` seconds.
 Catchup = Literal["latest", "none", "all"]
-#: Who declared it.
+#: The author of a declaration.
 Source = Literal["code", "operator"]
 
 #: A tick that is later than this was missed.
@@ -43,23 +43,21 @@ _CODE_VERSION_MAX: Final = 64
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a schedule does; every one of its events says it whole. Released fields never change type or meaning."""
+    """What a schedule does; each of its events has all of it. Released fields never change type or meaning."""
 
-    spec: Spec  #: when it ticks
+    spec: Spec  #: its ticks
     task: str  #: the task of its jobs
     queue: str  #: the queue of its jobs
-    order: Order = Order()  #: all else that its jobs are given; `tick` is filled in for each
-    overlap: Overlap = "skip"  #: what happens while the job of the newest tick has not ended
+    order: Order = Order()  #: other fields of its jobs; `tick` is set for each
+    overlap: Overlap = "skip"  #: what happens at a tick while the job of the newest tick has not ended
     catchup: Catchup = "latest"  #: what happens to missed ticks
     window_s: Whole = WINDOW_S_DEFAULT  #: seconds; with the catch-up `all`: older ticks are not caught up
     jitter_s: Whole = 0  #: seconds; a tick is due at most this long after its planned moment
     ends_at: Moment | None = None  #: the last moment at which it may tick; None: it never ends
-    hooks: bool = (
-        False  #: whether a tick makes a job that calls the hooks of its code, and then makes the tick's job
-    )
-    source: Source = "operator"  #: who declared it
+    hooks: bool = False  #: whether a tick's job calls the hooks of its code, and then makes the job proper
+    source: Source = "operator"  #: author of the declaration
     code_version: str = (
-        ""  #: of the application whose code declared it; "" where an operator did it, or reset it
+        ""  #: version of the application whose code declared it; "" if an operator declared or reset it
     )
 
 
@@ -69,7 +67,7 @@ def overlap_limit(schedule: str) -> str:
 
 
 def check_definition(definition: Definition) -> None:
-    """Refuse what cannot tick, or could not be recorded.
+    """Refuse a definition that cannot tick, or could not be recorded.
 
     Raises: InvalidInputError, InvalidTokenError.
     """

@@ -1,7 +1,7 @@
-"""Every fact a schedule can have, and what they add up to: `ScheduleEvent`, `Schedule`, `evolve`. Pure.
+"""Every fact about a schedule, and their fold: `ScheduleEvent`, `Schedule`, `evolve`. Pure.
 
-A schedule is an aggregate of its own, with a chain of its own. Each of its events says the whole state, as a lock's do,
-so the newest one *is* the state, and an archive run may take all others. Source: ADR 020.
+A schedule is an aggregate of its own, with a chain of its own. Each of its events has the whole state, as with locks,
+so the newest event *is* the state, and an archive run may remove all others. Source: ADR 020.
 """
 
 from __future__ import annotations
@@ -14,89 +14,88 @@ import msgspec
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.schedules.definition import Definition
 
-#: Why a tick made no job. `running`: the job of the newest tick had not ended. `late`: it was missed and not caught up.
+#: Why a tick made no job. `running`: the job of the newest tick had not ended. `late`: the tick was missed and not
+#: caught up.
 Skipped = Literal["", "running", "late"]
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a schedule carries: the schedule as it is after it."""
+    """The fields of every fact about a schedule: its state after the event."""
 
     schedule: str  #: its name
-    definition: Definition  #: what it does
+    definition: Definition  #: its definition
     next_tick: Moment | None = (
         None  #: the planned moment of the next tick; None: paused, removed or at its end
     )
-    next_at: Moment | None = None  #: when that tick is due: `next_tick` and its jitter; a timer is set for it
-    tick: Moment | None = (
-        None  #: the planned moment of the newest tick, which only grows; None: there was none
-    )
-    number: Whole = 0  #: how many `ticked` events there were
-    ran: Moment | None = None  #: the newest tick that made a job; None: none did
-    runs: Whole = 0  #: how many jobs its ticks made
-    paused: bool = False  #: whether it ticks only when it is resumed
+    next_at: Moment | None = None  #: when that tick is due, `next_tick` plus jitter; a timer is set for it
+    tick: Moment | None = None  #: the planned moment of the newest tick, which only grows; None: no tick yet
+    number: Whole = 0  #: number of `ticked` events
+    ran: Moment | None = None  #: the newest tick that made a job; None: no tick did
+    runs: Whole = 0  #: number of jobs that its ticks made
+    paused: bool = False  #: True: no ticks until it is resumed
     superseded: tuple[
         str, ...
-    ] = ()  #: code versions whose declaration was replaced, the newest last, at most 16
+    ] = ()  #: code versions whose declarations were replaced, the newest last, at most 16
 
 
 class Declared(_Fact, frozen=True, kw_only=True, tag="declared", gc=False):
-    """Somebody said what the schedule does: for the first time, or otherwise than before."""
+    """The schedule was defined: for the first time, or otherwise than before."""
 
 
 class Ticked(_Fact, frozen=True, kw_only=True, tag="ticked", gc=False):
-    """A tick came, `tick` says which. This event decides who makes its job: the id of that follows from the tick."""
+    """A tick came: `tick`. Its job is made after this event, with an id that follows from the tick."""
 
-    job: str = ""  #: id of the job; of several the newest; "" where none is made
-    skipped: Skipped = ""  #: why none is made
-    missed: Whole = 0  #: missed ticks up to this one that get no job; from 1,000 on there may be more
-    ticks: tuple[Moment, ...] = ()  #: where missed ticks are caught up: all that get a job, the oldest first
+    job: str = ""  #: id of the job; of several the newest; "" if none is made
+    skipped: Skipped = ""  #: reason why no job is made
+    missed: Whole = 0  #: number of missed ticks up to this one without a job; 1,000 may stand for more
+    ticks: tuple[Moment, ...] = ()  #: if missed ticks are caught up: those with a job, the oldest first
 
 
 class Triggered(_Fact, frozen=True, kw_only=True, tag="triggered", gc=False):
-    """Somebody wants a job now, beside the ticks: its id is `<schedule>-manual-<stream sequence of this event>`."""
+    """A job was requested, beside the ticks: its id is `<schedule>-manual-<stream sequence of this event>`."""
 
-    reason: str = ""  #: why
+    reason: str = ""  #: reason, if one was given
 
 
 class Backfilled(_Fact, frozen=True, kw_only=True, tag="backfilled", gc=False):
-    """Somebody wants the jobs of past ticks; those that were made before stay as they are."""
+    """The jobs of past ticks were requested; jobs that exist stay as they are."""
 
     from_at: Moment  #: the range's first moment
     to_at: Moment  #: the range's last moment
-    ticks: tuple[Moment, ...]  #: the ticks within it
-    reason: str = ""  #: why
+    ticks: tuple[Moment, ...]  #: the ticks within the range
+    reason: str = ""  #: reason, if one was given
 
 
 class Paused(_Fact, frozen=True, kw_only=True, tag="paused", gc=False):
-    """Somebody stopped the ticks, until they are resumed."""
+    """The ticks were stopped until they are resumed."""
 
-    reason: str = ""  #: why
+    reason: str = ""  #: reason, if one was given
 
 
 class Resumed(_Fact, frozen=True, kw_only=True, tag="resumed", gc=False):
-    """Somebody let the schedule tick again, from now on: what would have ticked meanwhile is not missed."""
+    """The ticks were resumed, from now on: ticks during the pause do not count as missed."""
 
-    reason: str = ""  #: why
+    reason: str = ""  #: reason, if one was given
 
 
 class Removed(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
-    """Somebody ended the schedule. Its name may be declared again."""
+    """The schedule was ended. Its name may be declared again."""
 
-    reason: str = ""  #: why
+    reason: str = ""  #: reason, if one was given
 
 
 class Carried(_Fact, frozen=True, kw_only=True, tag="carried", gc=False):
-    """The schedule once more, because an archive run takes earlier events away; changes nothing about it."""
+    """The schedule is repeated, because an archive run removes earlier events; it does not change."""
 
-    through: Whole  #: the last stream sequence that the run takes away
-    form: Whole = 0  #: which fields its writer knew; 0: those of the releases before this number
+    through: Whole  #: last stream sequence that the run removes
+    form: Whole = 0  #: number of the form that its writer knew; 0: releases before such numbers
 
 
 ScheduleEvent = Declared | Ticked | Triggered | Backfilled | Paused | Resumed | Removed | Carried
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A schedule after its newest event; the fields are those that each event has."""
+    """A schedule after its newest event, with the fields of every event."""
 
     definition: Definition
     next_tick: Moment | None = None
@@ -107,7 +106,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     runs: int = 0
     paused: bool = False
     superseded: tuple[str, ...] = ()
-    removed: bool = False  #: whether `removed` is the newest event
+    removed: bool = False  #: True if `removed` is the newest event
 
 
 _STATE = tuple(name for name in Schedule.__struct_fields__ if name != "removed")
@@ -120,5 +119,5 @@ def evolve(_before: Schedule | None, event: ScheduleEvent, _stream_sequence: int
 
 
 def state_fields(schedule: Schedule) -> dict[str, Any]:
-    """Return the fields of an event that say the state after it."""
+    """Return the fields of an event that are the state after it."""
     return dict(zip(_STATE, _read_state(schedule), strict=True))

@@ -1,7 +1,7 @@
-"""The jobs that an event of a schedule asks for: which, under which ids, with which order. Pure.
+"""The jobs that an event of a schedule asks for: their ids and their orders. Pure.
 
-Whoever appends such an event makes its jobs right after it, and whoever looks at the schedule next makes those that
-are missing: their ids follow from the event, so nothing is made twice.
+A process that appends such an event makes its jobs right after it, and the next process that acts on the schedule makes
+missing ones. Ids follow from the event, so that no job is made twice.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _SECONDS_LENGTH: Final = len("YYYYMMDDThhmmss")
 
 
 def tick_name(schedule: str, tick: datetime) -> str:
-    """Return `<schedule>-<YYYYMMDDThhmmssZ>`, which the field `tick` of the tick's job says.
+    """Return `<schedule>-<YYYYMMDDThhmmssZ>`, the value of the field `tick` of the tick's job.
 
-    Six digits of microseconds stand before the `Z` where there are some: the moment of `at` may have them.
+    Six digits of microseconds come before the `Z` if they are not 0, as the moment of `at` may have them.
     """
     utc = tick.astimezone(UTC)
     return f"{schedule}-{utc:%Y%m%dT%H%M%S}{f'{utc:%f}' if utc.microsecond else ''}Z"
 
 
 def tick_moment(schedule: str, tick: str) -> datetime:
-    """Return the moment that `tick_name` made a tick's name of."""
+    """Return the moment in a tick's name, which `tick_name` made."""
     digits = tick.removeprefix(f"{schedule}-").rstrip("Z")
     return datetime.strptime(
         digits, "%Y%m%dT%H%M%S%f" if len(digits) > _SECONDS_LENGTH else "%Y%m%dT%H%M%S"
@@ -42,7 +42,7 @@ def tick_moment(schedule: str, tick: str) -> datetime:
 
 
 def tick_job_id(schedule: str, tick: datetime) -> str:
-    """Return the id of a tick's job: its name, or `t` and part of its sha256 where that is too long for an id."""
+    """Return the id of a tick's job: the tick's name, or if that is too long, `t` and part of its sha256."""
     return _job_id(tick_name(schedule, tick))
 
 
@@ -62,9 +62,9 @@ def hooks_job_id(job_id: str) -> str:
 
 
 def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
-    """Return the jobs that an event asks for, the oldest tick first; empty where it asks for none.
+    """Return the jobs that an event asks for, the oldest tick first.
 
-    Of a schedule with hooks they are those that call the hooks, and then make the ticks' jobs.
+    For a schedule with hooks these jobs call the hooks, and then make the ticks' jobs.
     """
     match event:
         case Ticked(tick=datetime() as tick, skipped=""):
@@ -79,13 +79,13 @@ def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
 
 
 def own_ids(event: Backfilled) -> dict[str, str]:
-    """Return the id of each tick's own job, by the id of the job that `jobs_of` makes: they differ only with hooks."""
+    """Return the id of each tick's own job, by the id of the job from `jobs_of`; they differ only with hooks."""
     own = [tick_job_id(event.schedule, tick) for tick in event.ticks]
     return {hooks_job_id(each) if event.definition.hooks else each: each for each in own}
 
 
 def order_of(definition: Definition, tick: str, limit: str = "") -> Order:
-    """Return the order of a tick's job; `limit` is the one that keeps jobs of ticks apart, "" for none."""
+    """Return the order of a tick's job; `limit`: the limit that keeps jobs of ticks apart, "" for none."""
     limits = definition.order.limits
     return replace(definition.order, tick=tick, limits=tuple(sorted({*limits, limit})) if limit else limits)
 
@@ -96,7 +96,7 @@ def _of_tick(event: ScheduleEvent, tick: datetime, limit: str = "") -> Enqueue:
 
 def _job(event: ScheduleEvent, moment: datetime, tick: str, limit: str = "") -> Enqueue:
     definition, job_id = event.definition, _job_id(tick)
-    trace = "" if isinstance(event, Ticked) else event.trace  # that of whoever asked for the job
+    trace = "" if isinstance(event, Ticked) else event.trace  # the trace of the caller who asked for the job
     if not definition.hooks:
         ref = JobRef(queue=definition.queue, job_id=job_id)
         order = replace(order_of(definition, tick, limit), trace=trace)

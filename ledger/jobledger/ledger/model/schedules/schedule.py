@@ -1,4 +1,4 @@
-"""The aggregate `schedule`: its name on the wire, its words, and the rules that a check of the ledger holds it to. Pure."""
+"""The aggregate `schedule`: its name in subjects, its texts, and the rules of a check of the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.ticks import Spec, is_tick
 from jobledger.ledger.model.times import shown_time
 
-#: A zone may have been planned with other rules than this machine's database has: an hour or half of one apart.
+#: Ticks may have been planned with other rules of a time zone than this machine's: an hour or half an hour apart.
 _RULES_APART: Final = tuple(timedelta(minutes=minutes) for minutes in (0, -60, 60, -30, 30))
 
 
@@ -53,7 +53,7 @@ def _words(event: ScheduleEvent) -> str:
 
 
 def _check(before: Schedule | None, event: ScheduleEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """What must hold whichever version decided it: ticks grow, are the spec's, and are counted one by one."""
+    """Check rules of every version: ticks grow, belong to the spec, and are counted one by one."""
     kind = SCHEDULE.type_of(event)
     if (before is None or before.removed) and not isinstance(event, Declared):
         yield "transition", f"`{kind}` of a schedule that nobody declared"
@@ -75,7 +75,7 @@ def _ticks_told(fields: Schedule | ScheduleEvent) -> tuple[datetime | None, int,
 
 
 def _forgets_future(before: Schedule, event: ScheduleEvent) -> bool:
-    """Return whether an event plans the schedule from now on, since a clock that was wrong had made a later tick."""
+    """Return whether an event plans the schedule from now on, because a wrong clock had made a later tick."""
     if before.tick is None or before.tick <= event.at or not isinstance(event, Declared | Resumed):
         return False
     return _ticks_told(event) == (None, before.number, before.ran, before.runs)
@@ -110,7 +110,7 @@ def _is_of(spec: Spec, tick: datetime) -> bool:
     except (
         InvalidInputError,
         OverflowError,
-    ):  # a zone that is not known here, the end of time: nothing can be said
+    ):  # an unknown zone or the end of time: no statement is possible
         return True
 
 

@@ -1,8 +1,7 @@
-"""When a schedule ticks: `next_tick`, the one function that knows cron, intervals, moments and time zones. Pure.
+"""The ticks of a schedule: `next_tick`, the only function that knows cron, intervals, moments and time zones. Pure.
 
-The rules where clocks change are cron's, and ours to keep: a wall time that comes twice ticks the first time; one that
-is left out ticks right after the gap; an expression whose hour field begins with `*` ticks by the hours that pass.
-Source: ADR 020.
+The rules for changes of clocks are those of cron: a wall time that occurs twice ticks the first time; a skipped wall
+time ticks right after the gap; an expression whose hour field begins with `*` ticks by elapsed hours. Source: ADR 020.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ _DAY: Final = timedelta(days=1)
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """When a schedule ticks: exactly one of `cron`, `every_s` and `at`, or never by itself: `on_demand`."""
+    """The ticks of a schedule: exactly one of `cron`, `every_s` and `at`, or none by itself: `on_demand`."""
 
     cron: str = ""  #: five fields: minute, hour, day of the month, month, day of the week
     every_s: Whole = (
         0  #: seconds; ticks are whole multiples of it since 1970, so that all processes agree on them
     )
     at: Moment | None = None  #: one moment
-    timezone: str = "UTC"  #: whose wall time `cron` means; a name of the IANA database
-    on_demand: bool = False  #: no ticks: its jobs are made when somebody triggers it
+    timezone: str = "UTC"  #: time zone of `cron`; a name in the IANA database
+    on_demand: bool = False  #: no ticks: its jobs are made when a person or program triggers it
 
 
 def check_spec(spec: Spec) -> None:
-    """Refuse what names no ticks; never takes long.
+    """Refuse a spec without ticks; never takes long.
 
     Raises: InvalidInputError.
     """
@@ -60,11 +59,11 @@ def check_spec(spec: Spec) -> None:
 
 
 def next_tick(spec: Spec, after: datetime) -> datetime | None:
-    """Return the first tick after a moment, in UTC; None where there is none until the year 9999.
+    """Return the first tick after a moment, in UTC; None if there is none until the year 9999.
 
     `after` has a time zone. The same on every machine that has the same time zone database.
 
-    Raises: InvalidInputError for a time zone that this machine does not know, and for what is no expression.
+    Raises: InvalidInputError for a time zone that this machine does not know, and for an invalid expression.
     """
     after = max(after.astimezone(UTC), TIME_MIN - _MICROSECOND)
     try:
@@ -80,7 +79,7 @@ def is_tick(spec: Spec, moment: datetime) -> bool:
 
 
 def newest_tick(spec: Spec, first: datetime, until: datetime) -> datetime:
-    """Return the newest tick up to `until`, where `first` is a tick that is not after it."""
+    """Return the newest tick up to `until`; `first` is a tick that is not after `until`."""
     if spec.every_s:
         return _multiple(spec.every_s, until)
     none_later, low = until, first  # a tick lies in (low, until] or is `low`; none in (none_later, until]
@@ -111,8 +110,8 @@ def zone_of(name: str) -> tzinfo:
     Raises: InvalidInputError.
     """
     if name == "UTC":
-        return UTC  # also on a machine without the database
-    # Imported late, as croniter is: processes that only enqueue need neither.
+        return UTC  # UTC needs no database
+    # Imported late, like croniter: processes that only enqueue need neither.
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415
 
     try:
@@ -153,7 +152,7 @@ def _multiple(every_s: int, until: datetime) -> datetime:
 def _by_wall_time(cron: str, zone: tzinfo, after: datetime) -> datetime | None:
     """Return the next tick of an expression that names hours: each wall time once."""
     wall = after.astimezone(zone).replace(tzinfo=None)
-    # Loops more than once only within an hour that clocks repeat: there the first time has ticked already.
+    # It loops more than once only within a repeated hour, whose first pass has ticked already.
     while (found := next_wall_time(cron, wall)) is not None:
         tick, wall = _first_at(found, zone), found
         if tick > after:
@@ -162,8 +161,8 @@ def _by_wall_time(cron: str, zone: tzinfo, after: datetime) -> datetime | None:
 
 
 def _first_at(wall: datetime, zone: tzinfo) -> datetime:
-    """Return the first moment at which clocks show a wall time; the end of the gap that leaves it out."""
-    aware = wall.replace(tzinfo=zone)  # fold 0: the first of two, and in a gap by the offset before it
+    """Return the first moment at which clocks show a wall time; for a skipped one, the end of the gap."""
+    aware = wall.replace(tzinfo=zone)  # fold 0: the first of two moments; in a gap, by the offset before it
     found = aware.astimezone(UTC)
     if found.astimezone(zone).replace(tzinfo=None) == wall:
         return found
@@ -174,9 +173,9 @@ def _first_at(wall: datetime, zone: tzinfo) -> datetime:
 
 
 def _by_passing_hours(cron: str, zone: tzinfo, after: datetime) -> datetime | None:
-    """Return the next tick of an expression that counts hours: the next moment whose wall time fits.
+    """Return the next tick of an expression that counts hours: the next moment whose wall time matches.
 
-    Looks ahead with the offset of the moment, up to the next change of the clocks; from there on with the new offset.
+    It uses the offset of the moment up to the next change of the clocks, and after that the new offset.
     """
     since = after
     while True:
@@ -192,7 +191,7 @@ def _by_passing_hours(cron: str, zone: tzinfo, after: datetime) -> datetime | No
 
 
 def _next_change(zone: tzinfo, since: datetime, until: datetime) -> datetime | None:
-    """Return the first moment after `since` and up to `until` at which a zone has another offset; None: there is none."""
+    """Return the first moment after `since` and up to `until` at which a zone has another offset, None without one."""
     offset = _offset(zone, since)
     low = high = since
     while high < until and _offset(zone, high) == offset:
