@@ -2,7 +2,8 @@
 
     python tools/measure.py [FOLDER ...]
 
-Lines are those of the files, with comments and blank ones. A share is of these. A public class begins with no underscore.
+Lines of the files are counted with comments and blank lines. A share is a part of these. A public class begins with no
+underscore.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GERUND: Final = re.compile(r"[a-z]+(?<!str)(?<!\br)(?<!trac)ing")
 
 
 class Figures(NamedTuple):
-    """What was counted in some files."""
+    """Counts for some files."""
 
     files: int
     lines: int
@@ -31,7 +32,7 @@ class Figures(NamedTuple):
     imports: int
     docstrings: int
     public_classes: int
-    participles: tuple[str, ...]  #: `path: class`, events aside
+    participles: tuple[str, ...]  #: `path: class`, except events
     gerunds: tuple[str, ...]  #: paths of modules
 
 
@@ -48,12 +49,12 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _is_event(node: ast.ClassDef) -> bool:
-    """Return whether a class is a past fact, or a message between processes: those alone are named by participles."""
+    """Return whether a class is a past fact, or a message between processes: only these have participles as names."""
     return any(each.arg in {"tag", "tag_field"} for each in node.keywords)
 
 
 def measure(paths: Iterable[Path]) -> Figures:
-    """Count in some files."""
+    """Count in files."""
     files = lines = fields = imports = docstrings = public = 0
     participles: list[str] = []
     gerunds: list[str] = []

@@ -1,6 +1,6 @@
-"""The dead-letter reactor: hears from ADVISORIES which dispatches the server gave up, and sees to their jobs.
+"""The dead-letter reactor: reads from ADVISORIES which dispatches the server gave up, and rescues their jobs.
 
-An advisory does not describe the job, so the chain is read. It may get lost: the reconciler finds the jobs of those.
+An advisory does not describe the job, so the chain is read. An advisory may get lost: the reconciler finds such jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(_Advisory).decode
 
 
 class DeadLetterReactor(ConsumerReactor):
-    """Dispatches again, or makes dead letters of, jobs whose dispatch was given up by its consumer."""
+    """Dispatches jobs again whose dispatch was given up by its consumer, or makes them dead letters."""
 
     def __init__(self, ledger: Ledger, *, on_dead_letter: OnDeadLetter | None = None) -> None:
         super().__init__(ledger, "dead_letters")
@@ -48,7 +48,7 @@ class DeadLetterReactor(ConsumerReactor):
         self._lease_s = 0.0
 
     async def find(self) -> Source:
-        """Make the stream ADVISORIES where it is missing; the reconciler finds jobs whose advisories were lost."""
+        """Make the stream ADVISORIES if it is missing; the reconciler finds jobs whose advisories were lost."""
         names, config = self.ledger.names, self.ledger.config
         spec = advisories_specification(names, config.ledger_bytes_max, config.replicas)
         await ensure_streams(self.ledger.inbox, [spec])
@@ -57,7 +57,7 @@ class DeadLetterReactor(ConsumerReactor):
         return Source(stream=names.advisories_stream, consumer=CONSUMER, filters=())
 
     async def react(self, delivery: Delivery) -> Later | None:
-        """See to the job of one advisory."""
+        """Rescue the job of one advisory."""
         try:
             advisory = _decode(delivery.data)
         except msgspec.MsgspecError:
@@ -65,15 +65,15 @@ class DeadLetterReactor(ConsumerReactor):
             return None
         stored = await self.ledger.log.get(advisory.stream_seq)
         if stored is None and delivery.delivered <= _LAGGING_DELIVERIES_MAX:
-            return Later(_LAG_S)  # a replica that lags behind, if it is held at all
+            return Later(_LAG_S)  # a replica lags behind, if the ledger has the event at all
         if not isinstance(stored, StoredEvent) or not isinstance(stored.event, Queued):
-            return None  # another aggregate's consumer, or a part of the ledger that is not held any more
+            return None  # a consumer of another aggregate, or an event that the ledger no longer has
         event = stored.event
         if advisory.consumer != self.ledger.names.consumer(event.queue, event.priority):
-            return None  # another program's consumer: workers do not get their work from it
+            return None  # a consumer of another program, from which workers get no work
         ref = JobRef(queue=event.queue, job_id=event.job)
         rescued = await self._stranded.rescue(ref, advisory.stream_seq, deliveries=advisory.deliveries)
         if rescued.verdict != "wait":
             return None
-        # It runs. Should its worker die, nobody is offered the job: look again when the lease could be over.
+        # It runs. If its worker dies, no worker gets the job: look again when the lease may be over.
         return Later(min(self._lease_s * delivery.delivered, _LOOK_AGAIN_S_MAX))

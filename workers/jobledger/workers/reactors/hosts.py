@@ -1,4 +1,4 @@
-"""Which reactors every worker hosts, and how: next to its work, never in its way."""
+"""The reactors that every worker hosts, beside its jobs and without delaying them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jobledger.workers.reactors.timers import timer_reactors
 
 
 def flow_reactor(ledger: Ledger, identity: Callable[[], str]) -> FlowReactor:
-    """Return the reactor of the limits; `identity`: the name under which the process holds its lease."""
+    """Return the reactor of the limits; `identity`: returns the name under which the process holds its lease."""
     return FlowReactor(ledger, identity)
 
 
 def all_reactors(
     ledger: Ledger, on_dead_letter: OnDeadLetter | None = None, flow: FlowReactor | None = None
 ) -> list[Reactor]:
-    """Return the reactors of one process, new ones at each call; `on_dead_letter` hears of what they give up.
+    """Return the reactors of one process, new ones at each call; `on_dead_letter` gets new dead letters.
 
-    `flow`: the process's reactor of the limits; without one it gives no slots.
+    `flow`: the process's reactor of the limits; without it the process grants no slots.
     """
     return [
         *timer_reactors(ledger),
@@ -39,7 +39,7 @@ def all_reactors(
 def start_reactors(
     ledger: Ledger, on_dead_letter: OnDeadLetter | None = None, flow: FlowReactor | None = None
 ) -> list[asyncio.Task[None]]:
-    """Start them all, each in a task of its own that ends when it is cancelled."""
+    """Start all reactors, each in a task of its own that ends when it is cancelled."""
     return [
         asyncio.create_task(host(ledger, each), name=each.name)
         for each in all_reactors(ledger, on_dead_letter, flow)

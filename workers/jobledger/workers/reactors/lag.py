@@ -1,4 +1,4 @@
-"""The delay of a timer whose wait the ledger does not show: a replica may lag, or it is another ledger."""
+"""The delay of a timer whose wait is not in the ledger: a replica may lag, or the timer is from another ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAGGING_DELIVERIES_MAX: Final = 8
 
 
 async def lagging(ledger: Ledger, timer: AnyTimer, delivery: Delivery) -> Later | None:
-    """Return a delay while a replica may lack the timer's wait; None where the stream's leader lacks it, too.
+    """Return a delay while a replica may lack the timer's wait; None if the stream's leader lacks it, too.
 
     Raises: UnreachableError, LedgerError.
     """

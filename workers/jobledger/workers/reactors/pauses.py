@@ -1,7 +1,7 @@
-"""The check whether consumers of work are paused as their queues are in the ledger, which corrects those that differ.
+"""The check that consumers of work are paused like their queues in the ledger; it corrects consumers that differ.
 
-Whoever pauses a queue pauses its consumers. If that process dies in between, or somebody else changes a consumer, they
-differ. A queue without events of its own is left alone.
+The process that pauses a queue also pauses its consumers. If it dies in between, or another program changes a consumer,
+they differ. A queue without events of its own is left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger("jobledger.workers.reactors.pauses")
 
 
 class Pauses:
-    """Compares consumers with queues; keeps what it read until a queue has a newer event."""
+    """Compares consumers with queues; keeps the states that it read until a queue has a newer event."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -50,7 +50,7 @@ class Pauses:
                 self._ledger.hints.tell_queue(queue)
 
     async def _read(self, queues: set[str]) -> None:
-        """Read what is not known of these queues: nothing as long as no queue has an event."""
+        """Read the unknown states of these queues; nothing while no queue has an event."""
         log = self._ledger.log
         newest = await log.last(QUEUE.everything(log.names))
         if newest is None:

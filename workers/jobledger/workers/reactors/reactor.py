@@ -1,7 +1,7 @@
 """Reactors: they read the ledger, or advisories and timers of the server, and append to the ledger.
 
-Several processes run the same reactor and share its durable consumer; none is special, none is elected. Whatever
-two of them do at once the ledger accepts once, since every append is conditional.
+Several processes run the same reactor and share its durable consumer; none is special or elected. If two of them do the
+same at once, the ledger accepts it once, since every append is conditional.
 """
 
 from __future__ import annotations
@@ -32,41 +32,42 @@ from jobledger.workers.services import end, outlive
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 
 IN_FLIGHT_MAX: Final = 256
-#: How long the server waits for the process that has a delivery before another gets it: so late is a delivery whose
-#: process died or froze. A living process keeps its deliveries alive every third of this time.
+#: How long the server waits for the process that has a delivery before another one gets it, so a delivery of a process
+#: that died or froze is late by this time. A living process extends its deliveries every third of this time.
 ACK_WAIT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 10.0
 _FULL_DELAY_S: Final = 1.0
 _UNREADABLE_DELAY_S: Final = 30.0
-#: How often, and how long after each other, a message that only a later version asked for is left to others.
+#: Number of deliveries, and pause between them, for which a message that only a later version asked for is left to
+#: others.
 _FOREIGN_DELIVERIES_MAX: Final = 12
 _FOREIGN_DELAY_S: Final = 10.0
 
 
 class Reactor(Protocol):
-    """What a worker hosts."""
+    """The interface of a reactor that a worker hosts."""
 
     name: str
 
     async def run(self) -> None:
-        """React until cancelled; outlives losses of connection, server, stream and consumer by itself."""
+        """React until cancelled; it survives losses of connection, server, stream and consumer."""
         ...
 
 
 class Later(msgspec.Struct, frozen=True):
-    """What `react` returns to have the same delivery again, here or in another process."""
+    """A value that `react` returns to get the same delivery again, here or in another process."""
 
     delay_s: float
 
 
 class ConsumerReactor(abc.ABC):
-    """A reactor on one consumer: pulls what there is room for, keeps it alive, settles it after `react`.
+    """A reactor on one consumer: it pulls deliveries while there is room, extends them, and settles them after `react`.
 
-    A subclass says what it reads (`find`) and what it does about one delivery (`react`). At least once, in no
-    order, up to `in_flight_max` at a time in this process and more in others: `react` must bear a delivery that
-    was dealt with before. What it raises is logged and the delivery comes again: soon after a lost race or
-    connection, after 1 s from a full ledger, after 30 s when something cannot be read, growing to 30 s after
-    anything else. There is no limit to deliveries.
+    A subclass defines its source (`find`) and the handling of one delivery (`react`). Deliveries come at least once, in
+    no order, up to `in_flight_max` at a time in this process and more in others, so `react` must accept a delivery that
+    was handled before. Its errors are logged and the delivery comes again: soon after a lost race or connection, after
+    1 s from a full ledger, after 30 s if something cannot be read, after up to 30 s for any other error. There is no
+    limit to deliveries.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ConsumerReactor(abc.ABC):
         self._loop = ledger.connection.loop
         self._ack_wait_s = ack_wait_s
         self._tasks: set[asyncio.Task[None]] = set()
-        self._own: tuple[str, ...] = ()  # the filters, where the consumer lets more through
+        self._own: tuple[str, ...] = ()  # the filters, if the consumer delivers more
         self._held = HeldDeliveries[str](ledger.connection, ack_wait_s)  # by ack subject
         self._taking = ConsumerLoop(
             ledger.connection,
@@ -94,40 +95,40 @@ class ConsumerReactor(abc.ABC):
 
     @abc.abstractmethod
     async def find(self) -> Source:
-        """Make or check the stream that is read, and say what to pull from.
+        """Make or check the stream to read, and return the source to pull from.
 
-        Called at the start, after every loss, and every 10 s: must be cheap. Another answer than before makes the
-        reactor move to the new consumer. The consumer itself is made by the caller.
+        It is called at the start, after every loss, and every 10 s, so it must be cheap. A different answer makes the
+        reactor change to the new consumer, which the caller makes.
 
-        Raises: UnreachableError, JetStreamDisabledError: tried again; anything else ends `run`.
+        Raises: UnreachableError, JetStreamDisabledError: `find` is called again; any other error ends `run`.
         """
 
     @abc.abstractmethod
     async def react(self, delivery: Delivery) -> Later | None:
-        """Deal with one delivery; return None once it is done with, and the log has accepted each append."""
+        """Handle one delivery; return None once it is done, and the log has accepted each append."""
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """Return what `react` needs of a delivery, for it may have to wait; None acknowledges it at once.
+        """Return the part of a delivery that `react` needs, since it may have to wait; None acknowledges it at once.
 
-        Called by the connection's reader: must be quick. An exception of it is dealt with as one of `react`.
+        The connection's reader calls it, so it must be quick. Its exceptions are handled like those of `react`.
         """
         return delivery
 
     def settings(self, source: Source) -> dict[str, Any]:
-        """Return the settings of the consumer, which is made with them where it is missing."""
+        """Return the settings of the consumer, which is made with them if it is missing."""
         return reactor_consumer(source.filters, ack_wait_s=self._ack_wait_s)
 
     def look_again(self) -> None:
-        """Make the reactor call `find` now: something it reads from was replaced."""
+        """Make the reactor call `find` now, because its source was replaced."""
         self._taking.lose()
 
     async def run(self) -> None:
-        """React until cancelled; what is on hand then is given back.
+        """React until cancelled; deliveries on hand are then given back.
 
-        Raises: ConnectionLostError when the connection is closed for good, StreamMismatchError.
+        Raises: ConnectionLostError if the connection is closed for good, StreamMismatchError.
         """
         name = f"keep-alive of reactor {self.name}"
-        # Most is settled soon: a word of it in between would cost as much as its acknowledgement.
+        # Most deliveries are settled soon: an extension would cost as much as the acknowledgement.
         keep_alive = functools.partial(self._held.keep_alive, quiet_s=self._ack_wait_s / 3)
         keeping = self._loop.create_task(outlive(self.ledger.connection, name, keep_alive), name=name)
         try:
@@ -145,7 +146,7 @@ class ConsumerReactor(abc.ABC):
         self._own = source.filters if has_more else ()
 
     def _leave(self, delivery: Delivery) -> bool:
-        """Leave a message to the processes of a later version that asked for it; where none takes it, nobody needs it."""
+        """Leave a message to processes of the later version that asked for it; if none takes it, acknowledge it."""
         subject = delivery.subject.decode()
         if any(fits(subject, own) for own in self._own):
             return False
@@ -175,10 +176,10 @@ class ConsumerReactor(abc.ABC):
         self._taking.wake()
 
     async def _handle(self, delivery: Delivery, problem: LedgerError | None) -> None:
-        """Settle one delivery by what `react` makes of it; never raises but for cancellation."""
+        """Settle one delivery by the result of `react`; raises nothing but cancellation."""
         try:
             if problem is not None:
-                raise problem  # noqa: TRY301 - told and settled below like any other
+                raise problem  # noqa: TRY301 - logged and settled below like any other
             verdict = await self.react(delivery)
         except (UnreachableError, WrongSequenceError, ConnectionLostError) as error:
             logger.debug(
@@ -191,20 +192,20 @@ class ConsumerReactor(abc.ABC):
         except CorruptLedgerError as error:
             logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
             verdict = Later(_UNREADABLE_DELAY_S)
-        except Exception:  # whatever it is, the delivery is given back: one that is kept is never redelivered
+        except Exception:  # after any error the delivery is given back: one that is kept is never redelivered
             logger.exception("reactor %s: stream sequence %d", self.name, delivery.stream_sequence)
             verdict = Later(growing_s(delivery.delivered))
         self._held.settle(delivery.reply, ACK if verdict is None else nak(verdict.delay_s))
 
     async def _give_back(self) -> None:
-        """Stop what is under way and let others have it at once."""
+        """Stop all work, and give its deliveries to others at once."""
         await end(*self._tasks)
         self._held.give_back()
 
 
 async def host(ledger: Ledger, reactor: Reactor) -> None:
-    """Run a reactor until cancelled, and again after a pause when it fails; its failure never ends its worker.
+    """Run a reactor until cancelled, and after a failure again after a pause; a failure never ends the worker.
 
-    Returns only when the connection is closed for good, which the worker hears of by itself.
+    It returns only when the connection is closed for good, which the worker notices by itself.
     """
     await outlive(ledger.connection, f"reactor {reactor.name}", reactor.run)

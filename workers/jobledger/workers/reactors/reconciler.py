@@ -1,13 +1,13 @@
-"""The reconciler: finds jobs that nobody is offered any more, also where no advisory said so.
+"""The reconciler: finds jobs that no worker is offered any more, even without an advisory.
 
 Each lane (a queue at one priority) has a second durable consumer here, which walks the same dispatches once they are
-older than the grace and never beyond what the lane has handed out. It gets subjects, not inputs. A dispatch whose job
-has ended, or was dispatched again, is done with; one that a worker may still get or run is looked at again; one
-that the server has given up, or that is far too old, is settled as the dead-letter reactor would.
+older than the grace, but never beyond those that the lane has handed out. It gets subjects, not inputs. A dispatch
+whose job has ended or was dispatched again is acknowledged; one that a worker may still get or run is checked again;
+one that the server has given up, or that is far too old, is settled as by the dead-letter reactor.
 
-The same look compares which consumers are paused with what the ledger says of their queues.
+The same look compares paused consumers with their queues in the ledger.
 
-Dispatching a job again that was not stranded is harmless, since its older dispatch is dropped; it is meant to be rare.
+It is harmless to dispatch a job again that was not stranded, since its older dispatch is dropped; this should be rare.
 Source: ADR 010.
 """
 
@@ -44,24 +44,24 @@ BATCH: Final = 1_000
 _CHAINS_AT_ONCE: Final = 16
 _ACK_WAIT_S: Final = 60.0
 _FETCH_S: Final = 5.0
-_SHORT_S: Final = 2.0  # a batch that is old enough so soon is waited for
+_SHORT_S: Final = 2.0  # wait for a batch that is old enough within this time
 _LOOKS_A_GRACE: Final = 10
 _RETRY_S: Final = 1.0
-#: From this many consumers on the reconciler makes none of its own: the server allows 1,000, and queues need them more.
+#: With this many consumers the reconciler makes no more of its own: the server allows 1,000, and queues need them more.
 _CONSUMERS_MAX: Final = 600
 _NANOSECONDS: Final = 1_000_000_000
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a consumer is, as the server says it."""
+    """The position of a consumer, from the server."""
 
-    delivered: int  #: the highest stream sequence handed out
-    settled: int  #: the stream sequence up to which all is acked or given up
-    unsettled_count: int  #: handed out and not acked yet
-    waiting_count: int  #: never handed out
+    delivered: int  #: highest stream sequence handed out
+    settled: int  #: stream sequence up to which all messages are acked or given up
+    unsettled_count: int  #: number of messages handed out and not acked yet
+    waiting_count: int  #: number of messages never handed out
 
     def surely_settled(self, stream_sequence: int) -> bool:
-        """Whether a message that was handed out is acked or given up; False where that cannot be told."""
+        """Return whether a message that was handed out is acked or given up; False if that is not known."""
         return self.unsettled_count == 0 or self.settled >= stream_sequence
 
 
@@ -71,7 +71,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     worker: str  #: name of the consumer of work
     filter_subject: str
     work: Position
-    own: Position | None  #: None before it was made
+    own: Position | None  #: position of the own consumer; None before it was made
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing to look at: all that was handed out is done with."""
+        """Whether there is nothing to check: all messages handed out are settled."""
         if self.own is None:
             return self.work.delivered == 0
         return self.own.unsettled_count == 0 and (
@@ -89,16 +89,15 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_given_up(work: Position, stream_sequence: int, age_s: float, suspect_s: float) -> bool:
-    """Whether nobody will be offered a dispatch that was handed out: the server says so, or it is far too old."""
+    """Return whether no worker will get a dispatch that was handed out: the server gave it up, or it is far too old."""
     return work.surely_settled(stream_sequence) or age_s >= suspect_s
 
 
 class Reconciler:
     """Looks after the dispatches of every queue; every worker process runs one, and they share its consumers.
 
-    `grace_s`: how old a dispatch is before it is looked at, and how long until it is again. `suspect_s`: how old one
-    is, handed out and not settled as far as the server tells, before it counts as given up; above what the delays of
-    all deliveries together take.
+    `grace_s`: age of a dispatch before it is checked, and pause between checks. `suspect_s`: age at which an unsettled
+    dispatch counts as given up; it must exceed the delays of all deliveries together.
     """
 
     name = "reconciler"
@@ -124,9 +123,9 @@ class Reconciler:
         self._warned = False
 
     async def run(self) -> None:
-        """Look every tenth of the grace until cancelled; outlives losses of connection and server.
+        """Look every tenth of the grace until cancelled; survives losses of connection and server.
 
-        Raises: ConnectionLostError when the connection is closed for good.
+        Raises: ConnectionLostError if the connection is closed for good.
         """
         pause_s = self._grace_s / _LOOKS_A_GRACE
 
@@ -151,7 +150,7 @@ class Reconciler:
             logger.warning("reconciler: %s", error)
 
     async def _look_after(self, lane: Lane) -> None:
-        """Walk through one lane; what is wrong with it alone keeps nobody from the others."""
+        """Walk through one lane; a fault of this lane does not stop the others."""
         if lane.is_quiet:
             return
         try:
@@ -180,7 +179,7 @@ class Reconciler:
         return [lane for lane in lanes if lane.own is not None]
 
     async def _walk(self, lane: Lane) -> None:
-        """Look at what is old enough in one lane, batch by batch, until the rest is young or not handed out."""
+        """Check the old dispatches of one lane, batch by batch, until the rest is young or not handed out."""
         ledger = self._ledger
         config = {
             **reactor_consumer((lane.filter_subject,), ack_wait_s=_ACK_WAIT_S),
@@ -195,7 +194,7 @@ class Reconciler:
                     return
 
     async def look_at(self, lane: Lane, batch: Sequence[Delivery]) -> bool:
-        """Settle the deliveries of one batch; return whether what follows in the lane may be old enough too."""
+        """Settle the deliveries of one batch; return whether later ones in the lane may be old enough, too."""
         now_ns = int(self._ledger.clock.now().timestamp() * _NANOSECONDS)
         ages = {each.stream_sequence: (now_ns - each.stored_ns) / _NANOSECONDS for each in batch}
         beyond = [each for each in batch if each.stream_sequence > lane.work.delivered]
@@ -215,7 +214,7 @@ class Reconciler:
 
     async def _examine(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
         rest = old
-        for ending in ENDINGS:  # most are completed, and asking costs more than anything else here
+        for ending in ENDINGS:  # most are completed, and the lookups are the most expensive part here
             rest = await self._ack_ended(rest, ending)
         await asyncio.gather(
             *(self._examine_one(lane.work, each, ages[each.stream_sequence]) for each in rest)

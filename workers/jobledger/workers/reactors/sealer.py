@@ -1,6 +1,6 @@
-"""The sealer: signs what was added to the ledger, after a number of events or seconds; `audit seal` hosts one.
+"""The sealer: signs new events of the ledger, after a number of events or seconds; `audit seal` hosts one.
 
-Several may run: each looks at the newest seal, and of two that seal the same range at once the ledger accepts one.
+Several may run: each reads the newest seal, and if two seal the same range at once, the ledger accepts one.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _CONNECT_S: Final = 30.0
 
 
 class SealingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """When a seal is due: whichever comes first."""
+    """The conditions for a due seal; the first one counts."""
 
     events: int = EVENTS_DEFAULT  #: events after the newest seal
-    interval_s: float = INTERVAL_S_DEFAULT  #: seconds after it, if anything was added
+    interval_s: float = INTERVAL_S_DEFAULT  #: seconds after the newest seal, if anything was added
 
     def __post_init__(self) -> None:
-        """Check both.
+        """Check both values.
 
         Raises: ConfigurationError.
         """
@@ -57,7 +57,7 @@ class SealingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealer:
-    """A reactor that seals; `on_seal` is called in a thread with each seal recorded here, to publish it."""
+    """A reactor that seals; `on_seal`, called in a thread with each seal recorded here, publishes it."""
 
     name = "sealer"
 
@@ -74,12 +74,12 @@ class Sealer:
         self._config = config or SealingConfig()
         self._on_seal = on_seal
         self._sealed_at = ledger.connection.loop.time()
-        self._newest = 0  # stream sequence of the newest seal as it was seen last
+        self._newest = 0  # stream sequence of the newest known seal
 
     async def run(self) -> None:
-        """Seal what is due until cancelled; outlives losses of connection and server.
+        """Make due seals until cancelled; survives losses of connection and server.
 
-        Raises: ConnectionLostError when the connection is closed for good.
+        Raises: ConnectionLostError if the connection is closed for good.
         """
         async with self._ledger.reader_leases.held("sealer"):
             await self._run()
@@ -102,7 +102,7 @@ class Sealer:
                 logger.error("sealer: %s", error)  # noqa: TRY400 - a sentence
 
     async def _is_due(self) -> bool:
-        """Return whether enough events came since the newest seal, or one event and enough time."""
+        """Return whether since the newest seal enough events came, or one event and enough time."""
         log, now = self._ledger.log, self._ledger.connection.loop.time()
         head = (await log.head()).last_sequence
         if head == self._newest:

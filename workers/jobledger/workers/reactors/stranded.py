@@ -1,8 +1,8 @@
-"""The fate of a job whose dispatch is not handed out any more: `judge` decides, `StrandedJobs` makes it so.
+"""The fate of a job whose dispatch is no longer handed out: `judge` decides, `StrandedJobs` acts.
 
-A consumer hands a dispatch out `DELIVERIES_MAX` times and then drops it. Most often its job has an end by then; where
-it has not, the job would wait for ever. The advisory reactor and the reconciler find such jobs and ask here.
-Source: ADR 010.
+A consumer hands a dispatch out `DELIVERIES_MAX` times and then drops it. Most often its job has ended by then;
+otherwise the job would wait for ever. The dead-letter reactor and the reconciler find such jobs and ask here. Source:
+ADR 010.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from jobledger.ledger.model.subjects import JobRef
 
 logger = logging.getLogger("jobledger.workers.reactors.stranded")
 
-#: Dispatches in a row that nobody started, after which another one would be as useless.
+#: After this many successive dispatches that nobody started, another one would be useless, too.
 DISPATCHES_MAX: Final = 3
 
 OnDeadLetter = Callable[[Job], None]
 
-#: A command that rescues the job, `wait` while it may still run or a replica lags, None where nothing is to be done.
+#: A command that rescues the job; `wait` while it may still run or a replica lags; None if nothing has to be done.
 Verdict = DeadLetter | Dispatch | Rescue | Literal["wait"] | None
 
 
 def judge(job: Job | None, dispatch_sequence: int, *, holder_lives: bool, deliveries: int = 0) -> Verdict:
-    """Return what is to be done about a job whose dispatch at `dispatch_sequence` is not handed out any more.
+    """Return the verdict on a job whose dispatch at `dispatch_sequence` is no longer handed out.
 
-    `holder_lives`: the lease of the worker that runs it is not over; without meaning for a job that does not run.
-    `deliveries`: how often the dispatch was handed out, 0 when that is not known. Pure.
+    `holder_lives`: whether the lease of the worker that runs it is valid; meaningless for a job that does not run.
+    `deliveries`: how often the dispatch was handed out, 0 if not known. Pure.
     """
     if job is None or job.dispatch_sequence < dispatch_sequence:
-        return "wait"  # a view that lacks the dispatch comes from a replica that lags behind
+        return "wait"  # a view without the dispatch comes from a lagging replica
     if job.dispatch_sequence > dispatch_sequence:
         return None  # dispatched again: the newer message is the work item
     if job.state is JobState.QUEUED:
-        # Workers pass on a job that has an owner until one has the master key, in about 80 minutes for each dispatch.
+        # Workers pass on a job with an owner until one of them has the master key, for about 80 minutes for each
+        # dispatch.
         is_useless = job.dispatches >= DISPATCHES_MAX and not job.order.key
         if is_useless or not job.attempts_left:
             return DeadLetter(reason="max_deliver", error=_never_started(job, deliveries))
@@ -87,9 +88,9 @@ class RescueResult(msgspec.Struct, frozen=True):
 
 
 class StrandedJobs:
-    """Judges jobs on their chains and appends what follows; one per reactor.
+    """Judges jobs by their chains and appends the verdict; one object per reactor.
 
-    `on_dead_letter` is called with each job that was made a dead letter here, once it is one.
+    `on_dead_letter` is called with each job that became a dead letter here.
     """
 
     def __init__(self, ledger: Ledger, on_dead_letter: OnDeadLetter | None = None) -> None:
@@ -99,7 +100,7 @@ class StrandedJobs:
     async def rescue(
         self, ref: JobRef, dispatch_sequence: int, *, deliveries: int = 0, certain: bool = True
     ) -> RescueResult:
-        """Do what `judge` says; when it is not `certain` that the dispatch is given up, only say it.
+        """Carry out the verdict of `judge`; only return it if it is not `certain` that the dispatch is given up.
 
         Raises: WrongSequenceError after too many lost races, UnreachableError, LedgerFullError, CorruptLedgerError.
         """
@@ -118,7 +119,7 @@ class StrandedJobs:
 
     async def _judge(self, job: Job | None, dispatch_sequence: int, deliveries: int) -> Verdict:
         attempt = job.running_attempt if job is not None else None
-        # Asked before the verdict and after the chain was read: a lease that is over stays so.
+        # Check the lease after reading the chain and before the verdict: a lease that is over stays over.
         lives = attempt is not None and await self._ledger.leases.find(attempt.worker) is not None
         return judge(job, dispatch_sequence, holder_lives=lives, deliveries=deliveries)
 

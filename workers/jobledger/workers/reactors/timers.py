@@ -1,8 +1,8 @@
-"""The timers: what makes a waiting job queued, and a schedule tick, when the moment has come.
+"""The timers: reactors that queue waiting jobs and make ticks of schedules at their moments.
 
-Two reactors. One reads the ledger's waits and sets a timer for each in the TIMERS stream; the other hears those
-that fire and dispatches their jobs, on condition that the job is still in that wait. So a job cancelled or
-moved on meanwhile stays as it is, and hearing a timer twice is harmless. Timers of schedules go to the ticker.
+Two reactors. One reads the ledger's waits and sets a timer for each in the TIMERS stream; the other receives fired
+timers and dispatches their jobs, on condition that the job is still in that wait. So a job that was cancelled or went
+on meanwhile stays as it is, and a timer that is received twice is harmless. Timers of schedules go to the ticker.
 Source: ADR 009, ADR 021.
 """
 
@@ -48,51 +48,51 @@ from jobledger.workers.reactors.schedules.ticker import Ticker
 
 logger = logging.getLogger("jobledger.workers.reactors.timers")
 
-#: Why a run is cancelled whose deadline has come.
+#: Reason of the cancellation of a run whose deadline has come.
 DEADLINE: Final = "deadline"
 
-#: Deliveries on hand: most of them only wait for the last half second, in memory.
+#: Most deliveries on hand; most of these only wait for the last half second, in memory.
 _HELD_MAX: Final = 4_096
 #: A tick may be late by twice this time, once in each reactor, if a frozen process has both deliveries.
 _ACK_WAIT_S: Final = 1.0
 _DISPATCHES_MAX: Final = 256
-#: A wait that ends within this time gets no timer: the process that has the delivery waits.
+#: A wait that ends within this time gets no timer: the process with the delivery waits itself.
 _NEAR_S: Final = 1.0
-#: How far the server's clock may be behind ours for us to wait for it.
+#: If the server's clock is behind ours by at most this, we wait for it.
 _SKEW_S_MAX: Final = 5.0
-#: The same where our clock was told the server's time: half of how long the answer may have been on its way.
+#: The same if our clock was set by the server's time: half the travel time of that answer.
 _TOLD_SKEW_S_MAX: Final = ANSWER_S_MAX / 2
 _CLOCK_KEPT_S: Final = 60.0
 _SLEEP_S_MAX: Final = 0.5
-#: How long before its tick a schedule is looked at.
+#: How long before its tick a schedule is prepared.
 _READY_BEFORE: Final = timedelta(seconds=0.2)
 _WARN_EVERY_S: Final = 60.0
-#: Delay and limit of deliveries that seem to come from a stream of timers that was lost.
+#: Delay and number of deliveries that seem to come from a lost stream of timers.
 _OTHER_STREAM_S: Final = 1.0
 _OTHER_STREAM_DELIVERIES_MAX: Final = 3
 
 
 class TwoClocks:
-    """The time until a moment by our clock and by the server's, whichever reaches it later.
+    """The time until a moment by our clock and by the server's; the later one counts.
 
     The server's clock is known from its stamps on deliveries: it is never behind the newest of them. So a
     job is early by neither clock while they differ by less than five seconds, and late by as much as they differ. A
-    fleet's clock was compared with the server's: they differ by a second at most, also before anything was heard.
+    fleet's clock was compared with the server's: they differ by at most a second, even before the first delivery.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead_s = -_SKEW_S_MAX  # the server's clock against ours, at least
+        self._ahead_s = -_SKEW_S_MAX  # lower bound of how far the server's clock is ahead of ours
         self._kept_until = 0.0
 
     def heard(self, delivery: Delivery) -> None:
-        """Take note of the server's stamp on something that has just arrived."""
+        """Note the server's stamp on a delivery that has just arrived."""
         if delivery.delivered > 1:
-            return  # the stamp is too old to tell
+            return  # on a redelivery the stamp is too old
         self.told(delivery.stored_at)
 
     def told(self, moment: datetime) -> None:
-        """Take note of what the server's clock showed a moment ago."""
+        """Note a time that the server's clock showed a moment ago."""
         ahead_s = (moment - self._clock.now()).total_seconds()
         monotonic = self._clock.monotonic()
         if ahead_s >= self._ahead_s or monotonic > self._kept_until:
@@ -101,16 +101,16 @@ class TwoClocks:
 
     @property
     def ahead_s(self) -> float:
-        """How far the server's clock is ahead of ours, at the least; below 0: behind it, at the most."""
+        """The least that the server's clock is ahead of ours; below 0: the most that it is behind."""
         return self._ahead_s
 
     @property
     def are_apart(self) -> bool:
-        """Whether they differ by more than anything here is made for."""
+        """Whether the clocks differ by more than these reactors can handle."""
         return abs(self._ahead_s) > _SKEW_S_MAX
 
     def wait_s(self, moment: datetime) -> float:
-        """Return the seconds until `moment` has come by both clocks; 0 or less when it has."""
+        """Return the seconds until `moment` by both clocks; 0 or less if it has come."""
         is_told = isinstance(self._clock, FleetClock) and self._clock.is_told
         behind_s = min(max(0.0, -self._ahead_s), _TOLD_SKEW_S_MAX if is_told else _SKEW_S_MAX)
         return (moment - self._clock.now()).total_seconds() + behind_s
@@ -124,7 +124,7 @@ class TwoClocks:
 
 
 class Dispatcher:
-    """Makes a job queued whose wait is over; one per process."""
+    """Queues a job whose wait is over; one object per process."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -132,15 +132,15 @@ class Dispatcher:
         self._known = KnownWaits(ledger.log)
 
     async def dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
-        """Append `queued` unless the job has gone on; None when that is settled.
+        """Append `queued` unless the job has gone on; None once that is settled.
 
-        Raises: what `Log` raises, WrongSequenceError after too many lost races.
+        Raises: as `Log`; WrongSequenceError after too many lost races.
         """
         async with self._turns:
             return await self._dispatch(timer, delivery)
 
     async def end(self, timer: DeadlineTimer, delivery: Delivery) -> Later | None:
-        """Cancel a run whose deadline has come, unless it has ended; None when that is settled. Raises: as `dispatch`."""
+        """Cancel a run whose deadline has come, unless it has ended; None once settled. Raises: as `dispatch`."""
         log = self._ledger.log
 
         async def attempt() -> Later | None:
@@ -150,7 +150,7 @@ class Dispatcher:
             try:
                 events = decide(chain.job, CancelJob(reason=DEADLINE), self._ledger.stamp())
             except (NotFoundError, RefusedError):
-                return None  # it has ended, or is to end already
+                return None  # it has ended, or will end already
             await commit(log, chain, events)
             self._ledger.hints.tell_cancel(timer.ref)
             return None
@@ -161,7 +161,7 @@ class Dispatcher:
     async def _dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
         log = self._ledger.log
         command = Dispatch(cause=timer.cause, asked_by=timer.asked_by)
-        has_lost = False  # a race: then the events at which the wait began are not enough
+        has_lost = False  # after a lost race the events of the wait's beginning are not enough
 
         async def attempt() -> Later | None:
             nonlocal has_lost
@@ -169,7 +169,7 @@ class Dispatcher:
             has_lost = True
             if chain is None:
                 return None
-            # Either a replica that lags behind, or another ledger.
+            # Either a replica lags behind, or the timer is from another ledger.
             if chain.last_sequence < timer.asked_by:
                 return await lagging(self._ledger, timer, delivery)
             try:
@@ -183,7 +183,7 @@ class Dispatcher:
 
 
 class TimerActor:
-    """Waits for a timer's moment, then does what it is for: each kind has its own hands."""
+    """Waits for a timer's moment, then acts on it by its kind."""
 
     def __init__(self, clocks: TwoClocks, dispatcher: Dispatcher, ticker: Ticker) -> None:
         self._clocks = clocks
@@ -191,18 +191,18 @@ class TimerActor:
         self._ticker = ticker
 
     def heard(self, message: Message) -> None:
-        """Take note of an event of a schedule."""
+        """Note an event of a schedule."""
         self._ticker.heard(message)
 
     async def on(self, timer: AnyTimer, delivery: Delivery) -> Later | None:
-        """Do it; None when it is settled. Raises: what `Log` raises, WrongSequenceError after too many lost races."""
+        """Act on a timer; None once it is settled. Raises: as `Log`; WrongSequenceError after too many lost races."""
         if isinstance(timer, Timer):
             await self._clocks.reach(timer.due_at)
             return await self._dispatcher.dispatch(timer, delivery)
         if isinstance(timer, DeadlineTimer):
             await self._clocks.reach(timer.due_at)
             return await self._dispatcher.end(timer, delivery)
-        # Many schedules tick at one moment: what can be done before is done before.
+        # Many schedules tick at one moment, so prepare as much as possible before.
         await self._clocks.reach(timer.due_at - _READY_BEFORE)
         await self._ticker.prepare(timer)
         await self._clocks.reach(timer.due_at)
@@ -210,7 +210,7 @@ class TimerActor:
 
 
 class TimerSetter(ConsumerReactor):
-    """Sets a timer for each wait in the ledger; it acts itself on waits that are due soon or overdue."""
+    """Sets a timer for each wait in the ledger; acts itself on waits that are due soon or overdue."""
 
     def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, acting: TimerActor) -> None:
         super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX, ack_wait_s=_ACK_WAIT_S)
@@ -221,21 +221,21 @@ class TimerSetter(ConsumerReactor):
         self.timers_id = ""  #: the id of the stream in which timers are set
 
     async def find(self) -> Source:
-        """Look for the timers' stream; a new one is filled from the ledger's beginning, by a new consumer."""
+        """Find the timers' stream; a new one is filled from the ledger's beginning, by a new consumer."""
         names = self.ledger.names
         timers_id = await self._timers.ensure()
         if timers_id != self.timers_id:
             if self.timers_id:
                 logger.warning("the timers' stream was made again: setting all timers again")
             await self._timers.remove_older_consumers(timers_id)
-            # Set only now: if the removal failed, the next look tries it again.
+            # Set only now, so that after a failed removal the next look tries again.
             self.timers_id = timers_id
         return Source(
             stream=names.ledger_stream, consumer=names.timers_consumer(timers_id), filters=names.timed_waits
         )
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """Keep the timer only: thousands may wait here, and an event brings the job's input along."""
+        """Keep the timer only: thousands may wait here, and an event contains the job's input."""
         message = delivery.read()
         timers = timers_in(message)
         if not timers:
@@ -246,7 +246,7 @@ class TimerSetter(ConsumerReactor):
         return msgspec.structs.replace(delivery, data=msgspec.json.encode(timers))
 
     async def react(self, delivery: Delivery) -> Later | None:
-        """Set the timers of one event: that of a wait, and that of a deadline."""
+        """Set the timers of one event: of a wait, and of a deadline."""
         later: Later | None = None
         for timer in read_timers(delivery.data):
             later = await self._see_to(timer, delivery) or later
@@ -263,12 +263,12 @@ class TimerSetter(ConsumerReactor):
             async with self._turns:
                 await self._timers.set(timer, self.ledger.clock.now())
         except UnreachableError:
-            self.look_again()  # the stream may be gone
+            self.look_again()  # the timers' stream may be gone
             raise
 
 
 class _DueTimers(ConsumerReactor):
-    """Hears the timers that fire, waits for the rest of their time, and acts on them."""
+    """Receives fired timers, waits for the rest of their time, and acts on them."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class _DueTimers(ConsumerReactor):
         self._warn_at = 0.0
 
     async def find(self) -> Source:
-        """Look for the timers' stream, and tell the one who sets timers when it is another one."""
+        """Find the timers' stream, and tell the setter of timers if it is another one."""
         timers_id = await self._timers.ensure()
         if self._setter.timers_id not in ("", timers_id):
             self._setter.look_again()
@@ -302,9 +302,9 @@ class _DueTimers(ConsumerReactor):
     def _is_of_another_stream(self, delivery: Delivery) -> bool:
         """Return whether a delivery seems to come from a timers' stream that is gone.
 
-        The server matches an ack by stream sequence alone: this one would remove another timer from the new stream. A
-        nak only has that one delivered again. After a few deliveries it is an ack after all: a server's clock that was
-        set back makes timers look older than their stream.
+        The server matches an ack by stream sequence alone, so an ack would remove another timer from the new stream. A
+        nak only makes that timer be delivered again. After a few deliveries an ack is sent after all: a server's clock
+        that was set back makes timers look older than their stream.
         """
         if not self._setter.timers_id or delivery.delivered > _OTHER_STREAM_DELIVERIES_MAX:
             return False
@@ -323,7 +323,7 @@ class _DueTimers(ConsumerReactor):
         return await self._acting.on(timer, delivery)
 
     async def _too_early(self, timer: AnyTimer, delivery: Delivery, left_s: float) -> Later | None:
-        """Set it again when the server too says that it is early; else a clock is wrong, perhaps only ours."""
+        """Set a timer again if it is early by the server's clock, too; else a clock is wrong, perhaps only ours."""
         if (timer.due_at - delivery.stored_at).total_seconds() > _NEAR_S:
             await self._timers.set(timer, self.ledger.clock.now())
             return None

@@ -1,4 +1,4 @@
-"""The reactor of webhooks: one reader for each webhook that is active, begun and ended as its chain says. The gateway hosts it."""
+"""The reactor of webhooks: one reader for each active webhook, as its chain says. The gateway hosts it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from jobledger.ledger.webhooks.terms import (
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, host
 from jobledger.workers.services import end
 
-# A reader of the events of one term of a webhook; it makes a job of each one that matches.
+# A reader of the events in one term of a webhook; it makes a job for each event that matches.
 
 _IN_FLIGHT_MAX = 64
 
@@ -50,13 +50,13 @@ _IN_FLIGHT_MAX = 64
 class _TermReactor(ConsumerReactor):
     """Makes the job of each event that matches a webhook within one term, then acknowledges the event.
 
-    At least once, in any order, in as many processes as there are: a job is begun once, by its id.
+    Events come at least once, in any order, in any number of processes: a job is begun once, by its id.
     """
 
     def __init__(
         self, ledger: Ledger, term: Term, task_webhooks: Callable[[], Mapping[str, Webhook]]
     ) -> None:
-        """`task_webhooks`: returns those whose targets are tasks, by name."""
+        """`task_webhooks`: returns the webhooks whose targets are tasks, by name."""
         super().__init__(
             ledger, f"webhook {term.name.webhook}", in_flight_max=_IN_FLIGHT_MAX, ack_wait_s=ACK_WAIT_S
         )
@@ -65,7 +65,7 @@ class _TermReactor(ConsumerReactor):
         self._filters = subjects(ledger.names, term.definition)
 
     async def find(self) -> Source:
-        """Return the consumer of the term's events; wait for ever where the term has ended and its consumer is gone."""
+        """Return the consumer of the term's events; wait for ever if the term has ended and its consumer is gone."""
         name, stream = self.term.name, self.ledger.names.ledger_stream
         if (
             self.term.end is not None
@@ -75,11 +75,11 @@ class _TermReactor(ConsumerReactor):
         return Source(stream=stream, consumer=name.consumer, filters=self._filters)
 
     def settings(self, source: Source) -> dict[str, Any]:
-        """Return the settings of the consumer, which begins where the term does."""
+        """Return the settings of the consumer, which begins with the term."""
         return settings_of(self.term.name, source.filters)
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """Keep all events but those of webhook deliveries, which no webhook delivers."""
+        """Keep all events except those of webhook deliveries, which no webhook delivers."""
         words = delivery.subject.split(b".", 3)
         is_delivery = len(words) > 3 and words[1] == b"job" and words[2] == DELIVERIES_QUEUE.encode()  # noqa: PLR2004
         return None if is_delivery else delivery
@@ -97,7 +97,7 @@ class _TermReactor(ConsumerReactor):
         return None
 
     async def _is_over(self, sequence: int) -> bool:
-        """Return whether the term had ended when an event was stored; looked up for each, since others may end it."""
+        """Return whether the term had ended when an event was stored; looked up each time, since others may end it."""
         end = self.term.end or await self._looked_up()
         return end is not None and sequence > end.sequence
 
@@ -129,14 +129,14 @@ logger = logging.getLogger("jobledger.workers.reactors.webhooks")
 
 LOOK_EVERY_S: Final = 1.0
 _LOOK_WHOLE_EVERY: Final = 60  #: number of looks between two whole ones
-#: How long a consumer stays after its term ended: by then every process has seen the end, and makes it no more.
+#: How long a consumer stays after its term ended: by then every process has seen the end, and does not make it again.
 _STAYS: Final = timedelta(seconds=10)
 
 
 class WebhookReactor:
-    """Makes a job of each event that matches a webhook; `host` keeps it running.
+    """Makes a job for each event that matches a webhook; `host` keeps it running.
 
-    Several processes may run it: they share the durable consumers, and whatever two of them do the ledger takes once.
+    Several processes may run it: they share the durable consumers, and if two do the same, the ledger accepts it once.
     """
 
     name = "webhooks"
@@ -147,8 +147,8 @@ class WebhookReactor:
         self._readers: dict[TermName, _TermReactor] = {}
         self._tasks: dict[TermName, asyncio.Task[None]] = {}
         self._task_webhooks: Mapping[str, Webhook] = {}
-        self._newest = -1  #: stream sequence of the newest event of any webhook when it was looked last
-        self._ending = False  #: whether a term that ended was still to be drained then
+        self._newest = -1  #: stream sequence of the newest event of any webhook at the last look
+        self._ending = False  #: whether an ended term still had to be drained then
 
     async def run(self) -> None:
         """React until cancelled.
@@ -191,7 +191,7 @@ class WebhookReactor:
     async def _drained(
         self, known: Mapping[str, Sequence[Webhook]], terms: Mapping[TermName, Term], known_to: int
     ) -> dict[TermName, Term]:
-        """Delete the consumers of terms that ended and have nothing left; return those that have.
+        """Delete the consumers of ended terms without events left; return the ended terms with events left.
 
         A term that began after stream sequence `known_to` is left to the next look, since `known` may lack it.
         """
@@ -217,7 +217,7 @@ class WebhookReactor:
         return is_drained(info, term.end) and self._ledger.clock.now() - term.end.at >= _STAYS
 
     async def _read(self, terms: Mapping[TermName, Term]) -> None:
-        """Have each of these terms read, and no other."""
+        """Read each of these terms, and no others."""
         for name in [name for name in self._tasks if name not in terms]:
             await self._stop(name)
         for name, term in terms.items():

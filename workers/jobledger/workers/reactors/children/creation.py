@@ -1,6 +1,7 @@
-"""Making the children that a run's step has opened: shared by the reactor and by whoever holds the run's claim.
+"""Making the children that a run's step has opened, for the reactor and for the worker with the run's claim.
 
-Several at once do no harm: each child's first event is a conditional append, and one that exists is left alone.
+Several processes may do so at once: each child's first event is a conditional append, and existing children are left
+alone.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from jobledger.ledger.parts import Client
 from jobledger.ledger.reruns.plans import plan_rerun
 from jobledger.workers.reactors.children.reach import ChildFollower
 
-# Children of a rerun that are runs themselves: each begins with what the same child of the source had completed.
-# Only in a rerun of what failed: there a child that failed half-way does not begin from its start either.
+# Children of a rerun that are runs themselves: each begins with the steps that the same child of the source had
+# completed. This is so only in a rerun with `failed`: there a child that failed half-way does not begin from its start,
+# either.
 
 
 async def rerun_of_child(client: Client, run: Job, step: Step, item: int) -> RerunOf | None:
-    """Return the run that a rerun's child begins again, the same child of the source; None where that had done nothing.
+    """Return the run that a rerun's child begins again, the source's same child; None if that had done nothing.
 
-    Raises: UnreachableError; WrongSequenceError where a replica does not show the source's child yet.
+    Raises: UnreachableError; WrongSequenceError if a replica does not show the source's child yet.
     """
     source = run.order.rerun_of
     while source is not None and not source.from_step:
@@ -74,7 +76,7 @@ async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None
     job = (await load(client.log, child)).job
     copies = None if job is None else job.order.rerun_of
     if job is not None and copies is not None and not has_copied(copies, job.steps):
-        return copies  # it ended before it had copied all steps: the child copies from its source instead
+        return copies  # it ended before it had copied all steps: copy from its own source instead
     try:
         plan = await plan_rerun(client, child, failed=True, reason=reason)
     except WrongSequenceError:
@@ -83,32 +85,32 @@ async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None
         InvalidError,
         JobNotFoundError,
         RefusedError,
-    ):  # a job without steps, or nothing of it can be copied
+    ):  # a job without steps, or without steps to copy
         return None
-    # A run without steps to copy may have child runs that have such steps, and is needed to find them.
+    # A run without steps to copy is still needed if it may have child runs with such steps.
     has_runs_below = any(step.order is not None for step in plan.again)
     return plan.rerun_of if plan.rerun_of.steps or has_runs_below else None
 
 
-#: How many first events of children are on their way at a time.
+#: Most first events of children in flight.
 _IN_FLIGHT_MAX: Final = 500
-#: How many subjects one request looks up.
+#: Most subjects that one request looks up.
 _LOOKED_UP_MAX: Final = 1_000
-#: Decoded inputs of groups that are kept: the items of a large one are needed many times.
+#: Most bytes of decoded inputs of groups in memory: items of a large group are needed many times.
 _KEPT_BYTES_MAX: Final = 16 << 20
 
 Items = list[msgspec.Raw]
-#: Runs whose inherited limits are kept in memory, and steps whose own children are.
+#: Most runs whose inherited limits are kept in memory, and most steps whose own children are.
 _INHERITED_MAX: Final = 1_000
 _STEPS_MAX: Final = 1_000
-#: How many children's chains are read at a time.
+#: Most chains of children that are read at a time.
 _READ_AT_ONCE: Final = 32
 _NOTHING: Final = msgspec.Raw(b"null")
 _decode_items = msgspec.json.Decoder(Items).decode
 
 
 class ChildIdTakenError(CorruptLedgerError):
-    """The id of a child belongs to another job, to which somebody gave it: the run cannot go on."""
+    """The id of a child belongs to another job, which was enqueued with this id: the run cannot go on."""
 
     def __init__(self, child: JobRef, parent: JobRef) -> None:
         self.child = child
@@ -120,30 +122,30 @@ class ChildIdTakenError(CorruptLedgerError):
 
 
 class ChildOpener:
-    """Enqueues children; one per process, since it keeps what it read of large groups."""
+    """Enqueues children; one object per process, since it keeps the inputs of large groups in memory."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._reaching = ChildFollower(client)
-        self._kept: OrderedDict[str, Items] = OrderedDict()  # by the digest of the array
+        self._kept: OrderedDict[str, Items] = OrderedDict()  # inputs by the digest of their array
         self._kept_bytes: dict[str, int] = {}
-        #: By run and its newest grant, the limits of which its children need no slot of their own.
+        #: By run and its newest grant: the limits of which its children need no slot of their own.
         self._inherited: OrderedDict[tuple[JobRef, int], tuple[str, ...]] = OrderedDict()
-        #: By run and the sequence of a step, the items whose jobs were seen to be its children.
+        #: By run and the sequence of a step: the items whose jobs are known to be its children.
         self._own: OrderedDict[tuple[JobRef, int], int] = OrderedDict()
 
     async def open(self, ref: JobRef, view: JobView, key: str, items: int, *, again: bool) -> JobView:
         """Enqueue children of the step `key`, then look whether the run has ended or paused meanwhile.
 
         `view`: the run after the event that opened them. `items`: a number in which bit i stands for item i; each must
-        be among `step.opened`. `again`: some of them may exist, because somebody may have done this before and died.
-        Whoever ends or pauses the run cancels or pauses the children that exist by then; those that are made later are
+        be among `step.opened`. `again`: some of them may exist, because another process may have begun this and died.
+        A process that ends or pauses the run cancels or pauses the children that exist by then; children made later are
         cancelled or paused here, so that no child is missed. Returns the run as it was at that look.
 
-        Safe to repeat, and to be called by several. When it returns, every child is in the ledger.
+        It may be repeated, and called by several processes. When it returns, every child is in the ledger.
 
         Raises: ChildIdTakenError, PayloadMissingError for items that are gone, LedgerFullError, UnreachableError;
-            WrongSequenceError where a replica lags: call it again later.
+            WrongSequenceError if a replica lags: call it again later.
         """
         if again:
             view, items = await self._admit(ref, view, key, items)
@@ -151,7 +153,7 @@ class ChildOpener:
         assert job is not None, "only a run has children"
         step = job.steps[key]
         if step.order is None or step.order.is_open:
-            return view  # no group, or one whose children a client makes
+            return view  # no group, or a group whose children a client makes
         if again:
             items = await self._missing(ref, job, step, items)
         if not items:
@@ -167,13 +169,13 @@ class ChildOpener:
             return view, items
         try:
             view = await transact(self._client.log, ref, Join(step=key), self._client.stamp, known=view)
-        except IllegalTransitionError:  # another process opened them, or the run is to end
+        except IllegalTransitionError:  # another process opened them, or the run has to end
             view = await catch_up(self._client.log, ref, view)
         assert view.job is not None, "a chain only grows"
         return view, items | view.job.steps[key].open
 
     async def _inherits(self, ref: JobRef, job: Job, step: Step) -> tuple[str, ...]:
-        """Return the limits whose slots children share with the runs above; children that may outlive these share none.
+        """Return the limits whose slots children share with the runs above; none for children that may outlive these.
 
         Raises: UnreachableError.
         """
@@ -189,9 +191,9 @@ class ChildOpener:
         return found
 
     async def _missing(self, ref: JobRef, job: Job, step: Step, items: int) -> int:
-        """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm.
+        """Return the items that seem to have no job; a lagging replica may hide a job, which does no harm.
 
-        Items whose id another job has are among them: `_enqueue` finds that out.
+        Items whose ids belong to other jobs are among them, which `_enqueue` finds out.
         """
         assert step.order is not None, "only a group has children"
         inherits = await self._inherits(ref, job, step)
@@ -205,7 +207,7 @@ class ChildOpener:
         return found
 
     async def _own_among(self, ref: JobRef, step: Step, there: list[int]) -> int:
-        """Return those of the items whose jobs are children of the step, and not other jobs with their ids.
+        """Return the items whose jobs are children of the step, and not other jobs with their ids.
 
         Each job is read once, since many ends of a large group may be delivered again.
         """
@@ -251,7 +253,7 @@ class ChildOpener:
         text, key = bytes(inputs[item]), job.order.key
         if node.takes:
             text = await self._with_results(ref, step, node.takes, text, key)
-        # An item of a run that has an owner is sealed already, and stays so: who makes the child needs no key.
+        # An item of a run with an owner is sealed already and stays so: the process that makes the child needs no key.
         value, reference = await self._client.inputs.put(text, what="input of a child", key="")
         rerun_of = None
         if job.order.rerun_of is not None:
@@ -276,9 +278,9 @@ class ChildOpener:
     async def _with_results(
         self, ref: JobRef, step: Step, takes: Sequence[Take], text: bytes, key: str
     ) -> bytes:
-        """Return an input with the results of other nodes in their places, null for one that has none.
+        """Return an input with the results of other nodes in their places, null for a node without a result.
 
-        `key`: seals the input, the results, and so what is made of them. Raises: ErasedError, KeyUnavailableError.
+        `key`: the key that seals the input, the results, and the new input. Raises: ErasedError, KeyUnavailableError.
         """
         inputs = self._client.inputs
         whole: Any = msgspec.json.decode(await inputs.get(msgspec.Raw(text), None, key=key))
@@ -292,9 +294,9 @@ class ChildOpener:
         return seal_value(await self._client.keys.key(key), made) if key else made
 
     async def _result(self, ref: JobRef, step: Step, item: int, key: str) -> msgspec.Raw:
-        """Return what a child returned, as JSON; null for one that did not complete.
+        """Return the result of a child as JSON; null for a child that did not complete.
 
-        Raises: WrongSequenceError where a replica does not show its end yet.
+        Raises: WrongSequenceError if a replica does not show its end yet.
         """
         if not step.ended >> item & 1 or step.failed >> item & 1:
             return _NOTHING
@@ -302,7 +304,8 @@ class ChildOpener:
         job = (await load(self._client.log, child)).job
         if job is None or job.state is not JobState.COMPLETED:
             raise WrongSequenceError(self._client.log.names.chain(child), 0)
-        # Results of runs' children lie where inputs do: other results live shorter than a run may.
+        # Results of runs' children are stored with inputs, since other results are kept for a shorter time than a run
+        # may take.
         return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref, key=key))
 
     def _submit(self, command: Enqueue) -> asyncio.Future[int]:
@@ -312,7 +315,7 @@ class ChildOpener:
         return log.submit(link(EMPTY_CHAIN, decide(None, command, stamp), log.names).entries)
 
     async def _is_ours(self, child: JobRef, task: str, member: Member) -> bool | None:
-        """Return whether the job that has the id is this child; None where a replica does not show it yet."""
+        """Return whether the job with the id is this child; None if a replica does not show it yet."""
         job = (await load(self._client.log, child)).job
         if job is None:
             return None
@@ -322,7 +325,7 @@ class ChildOpener:
         return (job.task, own) == (task, member)
 
     async def _items(self, step: Step) -> Items:
-        """Return the inputs of a group's children; those of large groups are kept."""
+        """Return the inputs of a group's children; keep those of large groups."""
         reference = step.items_ref
         if reference is None:
             return _decode_items(bytes(step.items))
@@ -339,14 +342,14 @@ class ChildOpener:
 
 
 def _child(run: JobRef, step: Step, item: int) -> tuple[JobRef, str, Member]:
-    """Return the name of a child, its task, and how it says whose it is."""
+    """Return the reference of a child, its task, and its `Member`, which names its parent."""
     assert step.order is not None, "only a group has children"
     member = Member(queue=run.queue, job=run.job_id, step=step.key, item=item, asked=step.sequence)
     return child_ref(run, step, item), step.order.node(item).task, member
 
 
 def first_subject(client: Client, parent: JobRef, step: Step, item: int, inherits: tuple[str, ...]) -> str:
-    """Return the subject under which a child's first event is stored; `inherits`: as its order says."""
+    """Return the subject under which a child's first event is stored; `inherits`: as in its order."""
     assert step.order is not None, "only a group has children"
     node = step.order.node(item)
     leaf = first_leaf(node.priority, _own(node.limits, inherits), node.deadline_s)

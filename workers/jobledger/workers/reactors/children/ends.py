@@ -1,4 +1,4 @@
-"""The facts that the reactor keeps of an event: whose child ended or paused, or which run's children follow it."""
+"""The facts that the reactor keeps of an event: the parent of an ended child, or a run whose children follow it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from jobledger.ledger.runs.ends import RunEnd, end_of
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
 
 
-#: How a child ended. A dead letter may be requeued: the order of its step says whether it counts as an end.
+#: The end of a child. A dead letter may be requeued: the order of its step decides whether it counts as an end.
 EndState = Literal["completed", "dead", "failed"]
 
 
 class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What one event says of children; the event itself may carry a large result and is not kept."""
+    """The facts about children in one event; the event itself, which may carry a large result, is not kept."""
 
     queue: str  #: the queue of the job that the event is about
     job: str
     member: Member | None = None  #: the parent of a child that has ended
     end_as: EndState = "completed"
-    has_children: bool = False  #: the job is a run that ended or paused, and its open children follow it
-    has_followed: bool = False  #: it paused because its run was paused, which may go on by now
-    end: RunEnd | None = None  #: how it ended, if a callback job is to be enqueued
-    is_batch: bool = False  #: it is a batch that was ended, perhaps before its client had added all its jobs
+    has_children: bool = False  #: the job is a run that ended or paused, which its open children follow
+    has_followed: bool = False  #: True: it paused because its run was paused, and the run may go on by now
+    end: RunEnd | None = None  #: its end, if a callback has to be enqueued
+    is_batch: bool = False  #: it is a batch that was ended, perhaps before all its jobs were added
 
 
 def news_in(event: JobEvent) -> News | None:
-    """Return what an event says of children, None for nothing: most jobs are nobody's child and no run."""
+    """Return the facts about children in an event, None without any: most jobs are neither a child nor a run."""
     has_children = isinstance(event, (*_ENDS, Paused)) and event.open_children > 0
     if isinstance(event, Paused):
         has_followed = event.reason.startswith(WITH_ITS_RUN)

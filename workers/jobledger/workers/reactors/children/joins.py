@@ -1,7 +1,7 @@
-"""Counting ends of children in their run's chain: all that wait for one run go into one append.
+"""Counting ends of children in their run's chain: all waiting ends of one run go into one append.
 
-While an append is under way further ends arrive, and go with the next one: there is no timer. Two processes that count
-for one run race for its chain; the loser reads what is new, and counts what is left.
+Ends that arrive during an append go with the next one: there is no timer. Two processes that count for one run race for
+its chain; the loser reads the new events, and counts the remaining ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jobledger.workers.reactors.children.reach import ChildFollower
 
 logger = logging.getLogger("jobledger.workers.reactors.children")
 
-#: How many runs' chains are kept though no end waits for them, and how large the results and items of one may be.
+#: Most chains of runs that are kept without waiting ends, and most bytes of results and items of such a run.
 _KEPT_MAX: Final = 64
 _KEPT_BYTES_MAX: Final = 1 << 20
 _END_STATES: Final[tuple[EndState, ...]] = get_args(EndState)
@@ -40,7 +40,7 @@ _LAG_S: Final = 0.02
 
 
 class End(msgspec.Struct, eq=False):
-    """The end of one child that is to be counted."""
+    """The end of one child, to be counted."""
 
     step: str
     item: int
@@ -51,7 +51,7 @@ class End(msgspec.Struct, eq=False):
 
 
 class _Run:
-    """What this process knows of one run, and the ends of its children that wait to be counted."""
+    """The known state of one run, and the ends of its children that wait to be counted."""
 
     def __init__(self, ref: JobRef) -> None:
         self.ref = ref
@@ -69,20 +69,20 @@ class _Run:
 
 
 class Joiner:
-    """Counts ends for every run, one append at a time for each; one per process."""
+    """Counts ends for every run, with one append at a time for each; one object per process."""
 
     def __init__(self, client: Client, opening: ChildOpener) -> None:
         self._client = client
         self._opening = opening
         self._reaching = ChildFollower(client)
         self._runs: OrderedDict[JobRef, _Run] = OrderedDict()
-        self.joins = 0  #: appends that counted ends here
+        self.joins = 0  #: number of appends that counted ends here
 
     async def count(self, parent: JobRef, end: End) -> None:
-        """Return once the end is counted, and the children that it lets begin are stored.
+        """Return once the end is counted, and the children that it admits are stored.
 
-        Raises: WrongSequenceError where another process was faster too often or a replica lags, NotBegunError,
-            ChildIdTakenError, and what `Log` and the store of payloads raise.
+        Raises: WrongSequenceError if another process was faster too often or a replica lags; NotBegunError,
+            ChildIdTakenError, and as `Log` and the store of payloads.
         """
         run = self._runs.setdefault(parent, _Run(parent))
         self._runs.move_to_end(parent)
@@ -91,7 +91,7 @@ class Joiner:
         try:
             async with run.turn:
                 if not end.is_settled:
-                    await asyncio.sleep(0)  # ends that came in the same read are counted together
+                    await asyncio.sleep(0)  # so that ends of the same read are counted together
                     await self._settle(run)
         finally:
             run.users -= 1
@@ -100,13 +100,13 @@ class Joiner:
             raise end.error
 
     def _forget(self) -> None:
-        """Forget the runs that were used least recently and for which no end waits."""
+        """Forget the least recently used runs without waiting ends."""
         for ref, run in list(self._runs.items())[: len(self._runs) - _KEPT_MAX]:
             if not run.users:
                 del self._runs[ref]
 
     async def _settle(self, run: _Run) -> None:
-        """Count all ends that wait; a call that is cancelled leaves them to the next one."""
+        """Count all waiting ends; a cancelled call leaves them to the next one."""
         some, run.waiting = run.waiting, []
         try:
             for key in dict.fromkeys(end.step for end in some):
@@ -137,7 +137,7 @@ class Joiner:
         before, events = await retry_raced(lambda: self._join(run, command))
         job = run.view.job
         known = 0 if before is None or key not in before.steps else before.steps[key].ended
-        # Whoever counted them may have died before it made the next children, or cancelled others.
+        # The process that counted them may have died before it made the next children, or cancelled others.
         told = any(known & items for items in said.values())
         if job is None or job.state in CLOSED_STATES:
             if told:
@@ -148,18 +148,19 @@ class Joiner:
             self._missed(run, key, job)
             return
         if job.state is JobState.RUNNING and step.is_joined:
-            self._client.hints.tell_resume(run.ref)  # its worker may wait for this with the run in memory
+            self._client.hints.tell_resume(run.ref)  # its worker may wait for this end with the run in memory
         items = step.open if told else _opened(events)
         if told or events:
             await self._open(run, key, items, again=told)
 
     async def _open(self, run: _Run, key: str, items: int, *, again: bool) -> None:
-        """Make children; a run that waits for one whose id is taken is woken, for that child would never end.
+        """Make children; if the id of one is taken, wake its run, since that child would never end.
 
-        Its code then asks for the child itself, and the run becomes a dead letter that says why; so does one that is
-        claimed later.
+        The run's code then asks for the child itself, and the run becomes a dead letter that names the reason; so does
+        a run that is claimed later.
 
-        Raises: WrongSequenceError where it runs and may wait in memory: try again once it has paused; as `ChildOpener.open`.
+        Raises: WrongSequenceError if the run is running and may wait in memory: try again once it has paused; as
+            `ChildOpener.open`.
         """
         try:
             run.view = await self._opening.open(run.ref, run.view, key, items, again=again)
@@ -176,13 +177,13 @@ class Joiner:
                 asked_by=job.wait_sequence,
                 reason=f"another job has the id {error.child.job_id}",
             )
-            with contextlib.suppress(IllegalTransitionError):  # somebody woke it, or it has ended
+            with contextlib.suppress(IllegalTransitionError):  # another process woke it, or it has ended
                 run.view = await transact(log, run.ref, wake, self._client.stamp, known=run.view)
 
     async def _join(self, run: _Run, command: Join) -> tuple[Job | None, tuple[JobEvent, ...]]:
-        """Append the join of the ends; return the run before it, and the events, none if the ends were counted already.
+        """Append the join of the ends; return the run before it and the events, none if the ends were counted before.
 
-        Raises: WrongSequenceError when another process was faster: what it appended is known then.
+        Raises: WrongSequenceError if another process was faster, whose events are known then.
         """
         log = self._client.log
         before = run.view
@@ -200,9 +201,9 @@ class Joiner:
         return before.job, events
 
     async def _require_newest(self, run: _Run) -> None:
-        """Make sure that a refusal rests on the run as it is now: no replica that lags is believed.
+        """Make sure that a refusal follows from the present run, and not from a lagging replica.
 
-        Raises: WrongSequenceError when it did not.
+        Raises: WrongSequenceError if it did not.
         """
         chain = self._client.log.names.chain(run.ref)
         known = run.view.last_sequence
@@ -231,7 +232,7 @@ class Joiner:
 
 
 def _is_awaited(job: Job | None, end: End) -> bool:
-    """Return whether this run may have asked for the child, and not an earlier run with its id."""
+    """Return whether this run may have asked for the child, rather than an earlier run with its id."""
     step = None if job is None else job.steps.get(end.step)
     return step is None or step.has_ended or end.asked in (0, step.sequence)
 
@@ -244,7 +245,7 @@ class NotBegunError(WrongSequenceError):
 
 
 def _opened(events: Sequence[JobEvent]) -> int:
-    """Return the items whose children these events let begin."""
+    """Return the items whose children these events admit."""
     found = 0
     for event in events:
         fact = event.joined if isinstance(event, Queued | Held) else event

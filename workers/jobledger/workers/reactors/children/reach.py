@@ -1,7 +1,7 @@
-"""The way of a run's end or pause to its children: they are cancelled with it, and they pause with it.
+"""The effect of a run's end or pause on its children: they are cancelled or paused with it.
 
-Whoever ends or pauses a run appends that to the run alone. The reactor reads it and does the same to the children that
-are open; whoever enqueues more children reads the run afterwards, and does the same to them. So none is missed.
+A process that ends or pauses a run appends only to the run. The reactor reads this and does the same to open children;
+a process that enqueues more children reads the run afterwards, and does the same to them. So no child is missed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from jobledger.ledger.model.runs.orders import WITH_ITS_RUN, items_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
-#: Children that are read and changed at a time.
+#: Most children that are read and changed at a time.
 _AT_ONCE: Final = 64
-#: How often a run may change while its children follow it; then the caller tries again later.
+#: How often a run may change while its children follow it; after that the caller tries again later.
 _LOOKS_MAX: Final = 8
 
-#: The state of a run as its children see it: it goes on, it is paused by a person, or it has ended.
+#: The state of a run for its children: it goes on, a person paused it, or it has ended.
 Course = Literal["goes on", "paused", "ended"]
 
-#: Items of a run's steps: for each key a number in which bit i stands for item i.
+#: Items of a run's steps: by key, a number in which bit i stands for item i.
 Open = Mapping[str, int]
 
 _WHY: Final = {
@@ -42,13 +42,13 @@ _WHY: Final = {
 def ends_children(job: Job) -> bool:
     """Return whether the state of a run ends its open children.
 
-    One that diverged keeps them: once its code is mended, a requeue lets it go on with all that is recorded.
+    A run that diverged keeps them: after its code is corrected, a requeue lets it go on with all recorded steps.
     """
     return job.is_final and not (job.state is JobState.DEAD_LETTERED and job.dead_reason == "diverged")
 
 
 def open_items(job: Job) -> dict[str, int]:
-    """Return the children that may exist and did not end, of those steps whose children follow the run."""
+    """Return the children that may exist and did not end, of the steps whose children follow the run."""
     return {
         key: step.open
         for key, step in job.steps.items()
@@ -57,7 +57,7 @@ def open_items(job: Job) -> dict[str, int]:
 
 
 class ChildFollower:
-    """Lets children follow their run; several at once do no harm, since each append is conditional."""
+    """Lets children follow their run; several processes may do so at once, since each append is conditional."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -65,12 +65,12 @@ class ChildFollower:
     async def follow(
         self, parent: JobRef, view: JobView, items: Open | None = None, *, again: bool = False
     ) -> JobView:
-        """Cancel, pause or resume children as their run was by now, and return the run as it was at the last look.
+        """Cancel, pause or resume children like their run, and return the run as it was at the last look.
 
-        `items`: which children; all open ones by default. `again`: an earlier caller may have died half-way, so those
-        that were paused are resumed where the run goes on.
+        `items`: the children; all open ones by default. `again`: an earlier caller may have died half-way, so paused
+        children are resumed if the run goes on.
 
-        Raises: UnreachableError, LedgerFullError; WrongSequenceError where a replica lags: call it again later.
+        Raises: UnreachableError, LedgerFullError; WrongSequenceError if a replica lags: call it again later.
         """
         done: Course | None = None if again else "goes on"
         for _ in range(_LOOKS_MAX):
@@ -83,7 +83,7 @@ class ChildFollower:
         raise WrongSequenceError(self._client.log.names.chain(parent), view.last_sequence)
 
     async def cancel(self, parent: JobRef, job: Job, items: Open, *, reason: str) -> None:
-        """Cancel these children, running ones by request; leave those alone that have ended or do not exist.
+        """Cancel these children, running ones by request; children that have ended or do not exist are left alone.
 
         Raises: as `follow`.
         """
@@ -94,14 +94,14 @@ class ChildFollower:
     async def resume(self, parent: JobRef, job: Job) -> None:
         """Resume the open children that were paused because their run was.
 
-        Call it before the run itself is resumed: if the caller dies in between, the run can be resumed again.
+        Call it before the run itself is resumed: after a crash in between, the run can be resumed again.
 
         Raises: as `follow`.
         """
         await self._act(parent, job, open_items(job), "goes on")
 
     async def _look(self, parent: JobRef, view: JobView) -> tuple[JobView, Course]:
-        """Return the run as its chain is on the stream's leader, and its state as its children see it."""
+        """Return the run from its chain on the stream's leader, and its state for its children."""
         log = self._client.log
         chain = log.names.chain(parent)
         newest = await log.newest_sequence(chain)
@@ -143,11 +143,11 @@ class ChildFollower:
                     raise outcome
 
     async def _tell(self, parent: JobRef, child: JobRef, command: Command) -> None:
-        """Send a command to a child; for one that does not exist yet, whoever enqueues it reads the run's state."""
+        """Send a command to a child; if it does not exist yet, the process that enqueues it reads the run's state."""
         await tell(self._client, child, command, of=parent)
 
     async def _go_on(self, parent: JobRef, child: JobRef) -> None:
-        """Resume a child that is paused because its run was; one that a person paused stays so."""
+        """Resume a child that was paused because of its run; a child that a person paused stays paused."""
         job = (await load(self._client.log, child)).job
         if job is not None and job.state is JobState.PAUSED and job.pause_reason == _paused_with(parent):
             await self._tell(parent, child, ResumeJob(reason="its run goes on"))

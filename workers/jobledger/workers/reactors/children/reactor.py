@@ -1,9 +1,8 @@
-"""The reactor of runs' children, in every worker; nobody is elected, and it needs no code of any application.
+"""The reactor of runs' children, in every worker; there is no election, and it needs no code of any application.
 
-When a child ends, it counts the end in its run's chain, which may wake the run; makes the children that this end
-admits; checks whether the run has ended meanwhile; only then acknowledges. At a run's end it cancels the children that
-are open, and those of a batch also where its client was still adding them. Ordinary jobs' completions are never delivered
-here.
+When a child ends, the reactor counts the end in the run's chain, which may wake the run; makes the children that this
+end admits; checks whether the run has ended meanwhile; and only then acknowledges. At a run's end it cancels open
+children, of a batch even if its client was still adding them. Completions of ordinary jobs are never delivered here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _IN_FLIGHT_MAX = 1_024
 
 
 class ChildrenReactor(ConsumerReactor):
-    """Counts the ends of children, opens the next ones, wakes their runs, and ends what ended runs leave open."""
+    """Counts the ends of children, opens the next ones, wakes runs, and ends children that ended runs leave open."""
 
     def __init__(self, ledger: Ledger, opening: ChildOpener | None = None) -> None:
         super().__init__(ledger, CHILDREN_CONSUMER, in_flight_max=_IN_FLIGHT_MAX)
@@ -40,7 +39,7 @@ class ChildrenReactor(ConsumerReactor):
         self._reaching = ChildFollower(ledger)
 
     async def find(self) -> Source:
-        """Return where ends of children and of runs are handed out."""
+        """Return the source that hands out ends of children and of runs."""
         names = self.ledger.names
         return Source(stream=names.ledger_stream, consumer=CHILDREN_CONSUMER, filters=names.ends_of_children)
 
@@ -51,7 +50,7 @@ class ChildrenReactor(ConsumerReactor):
         return None if news is None else msgspec.structs.replace(delivery, data=encode(news))
 
     async def react(self, delivery: Delivery) -> Later | None:
-        """Do what follows from one event."""
+        """Do all that follows from one event."""
         news = decode(delivery.data)
         member = news.member
         if member is not None:
@@ -69,22 +68,22 @@ class ChildrenReactor(ConsumerReactor):
         return None
 
     async def _reach(self, run: JobRef, *, again: bool) -> None:
-        """Do to the open children what was done to their run: cancel, pause or resume them."""
+        """Cancel, pause or resume the open children like their run."""
         view = await load(self.ledger.log, run)
-        if view.job is not None:  # else all of it is in an archive
+        if view.job is not None:  # else the whole run is in an archive
             await self._reaching.follow(run, view, again=again)
 
     async def _call_back(self, run: JobRef, end: RunEnd) -> None:
         """Enqueue the callback of a run's end, unless the worker that recorded the end did.
 
-        Raises: WrongSequenceError where a replica lags: try again later; LedgerFullError, UnreachableError.
+        Raises: WrongSequenceError if a replica lags: try again later; LedgerFullError, UnreachableError.
         """
         log = self.ledger.log
         job = (await load(log, run)).job
         if job is None:
             if await log.newest_sequence(log.names.chain(run)):
                 raise WrongSequenceError(log.names.chain(run), 0)
-            return  # all of it is in an archive
+            return  # the whole run is in an archive
         if job.order.key and job.error is not None:
             error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
             end = msgspec.structs.replace(end, error=sentence_of(error))
@@ -98,7 +97,7 @@ class ChildrenReactor(ConsumerReactor):
             )
 
     async def _follow(self, child: JobRef) -> None:
-        """Resume a child that paused with its run, if the run goes on by now: a child may obey long after it was asked."""
+        """Resume a child that paused with its run, if the run goes on by now: a child may obey much later."""
         job = (await load(self.ledger.log, child)).job
         member = None if job is None else job.member
         if job is None or member is None or job.state is not JobState.PAUSED:

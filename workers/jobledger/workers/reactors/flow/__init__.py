@@ -1,1 +1,1 @@
-"""The reactor of the limits: reads who waits and who holds slots, and grants."""
+"""The reactor of the limits: reads waiting jobs and holders of slots, and grants slots."""

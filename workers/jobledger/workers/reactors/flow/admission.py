@@ -1,4 +1,4 @@
-"""From `granted` to `queued`: each job that was given its slots gets its work item, by a plain append of its own."""
+"""The way from `granted` to `queued`: each granted job gets its work item, by a plain append of its own."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from jobledger.workers.services import end
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.admission")
 
-#: Stored `held` events kept so that their jobs' chains need not be read; what does not fit is read when it is granted.
+#: Most bytes of `held` events in memory, so that the chains of their jobs need not be read; others are read at the
+#: grant.
 _KEPT_BYTES_MAX: Final = 24 << 20
 _KEPT_COST: Final = 250  # bytes of an entry beside those of its event, about
 _CHAINS_AT_ONCE: Final = 64
-#: Appends on their way at a time.
+#: Most appends in flight.
 _IN_FLIGHT_MAX: Final = 2_000
 
 
@@ -39,7 +40,7 @@ class _KeptSlot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Admitter:
-    """Appends `queued` for granted jobs; several do no harm, since each append is conditional on the job's chain."""
+    """Appends `queued` for granted jobs; several may do so, since each append is conditional on the job's chain."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -52,14 +53,14 @@ class Admitter:
         self._room.set()
         #: Granted jobs whose `queued` could not be stored yet, with their grants.
         self.owed: dict[GrantedJob, int] = {}
-        self.admitted = 0  #: `queued` events of ours that were stored
+        self.admitted = 0  #: number of `queued` events that were stored here
         self._trouble = ToldOnce(
             logger,
             "jobs that have their slots could not be queued, %s first: %s; tried again until they are",
         )
 
     def keep(self, stored: StoredEvent) -> None:
-        """Keep a job's first event, which holds it, until it is granted or let go."""
+        """Keep a job's `held` event until the job is granted or let go."""
         data, event = stored.data, stored.event
         total = self._kept_bytes + len(data) + _KEPT_COST
         if total <= _KEPT_BYTES_MAX and not event.prev:
@@ -78,13 +79,13 @@ class Admitter:
         return bool(self._in_flight or self._tasks or self.owed)
 
     async def room(self) -> None:
-        """Wait until few enough appends are on their way."""
+        """Wait until there is room for an append."""
         while self._in_flight >= _IN_FLIGHT_MAX:
             self._room.clear()
             await self._room.wait()
 
     def admit(self, granted: GrantedJob, grant: int) -> None:
-        """Begin to append the job's `queued`; what comes of it is seen to later."""
+        """Begin to append the job's `queued`; the outcome is handled later."""
         kept = self._kept.get((granted.queue, granted.job))
         self.let_go(granted.queue, granted.job)
         if kept is None or kept.stream_sequence != granted.held:
@@ -113,7 +114,7 @@ class Admitter:
             self._owe(granted, grant, error)
 
     def redrive(self, granted: GrantedJob, grant: int) -> None:
-        """Begin to append the job's `queued` unless somebody did, on its chain as it is stored now."""
+        """Begin to append the job's `queued` to its present chain, unless another process did."""
         task = self._ledger.connection.loop.create_task(self._redrive(granted, grant))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -127,7 +128,7 @@ class Admitter:
         except (NotFoundError, RefusedError):
             self.owed.pop(
                 granted, None
-            )  # it is queued already, or left: then its own event gave the slot back
+            )  # it is queued already, or ended its wait: then its own event gave the slot back
         except LedgerError as error:
             self._owe(granted, grant, error)
         else:
@@ -143,11 +144,11 @@ class Admitter:
         self.owed[granted] = grant
 
     def try_again(self) -> None:
-        """Begin again with what could not be stored before."""
+        """Try appends again that failed before."""
         owed, self.owed = self.owed, {}
         for granted, grant in owed.items():
             self.redrive(granted, grant)
 
     async def close(self) -> None:
-        """Stop what is under way; another reactor finds what was left."""
+        """Stop the appends; another reactor finds the jobs that are left."""
         await end(*self._tasks)

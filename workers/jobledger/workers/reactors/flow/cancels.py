@@ -1,4 +1,4 @@
-"""What a limit's mode asks for beside waiting: jobs that are superseded or dropped are cancelled, each on its own chain."""
+"""Cancellations for a limit's mode: superseded or dropped jobs are cancelled, each on its own chain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_ONCE: Final = 64
 
 
 class Canceller:
-    """Cancels jobs as decided; several do no harm, since each append is conditional on the job's chain."""
+    """Cancels jobs as decided; several processes may do so, since each append is conditional on the job's chain."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -38,7 +38,7 @@ class Canceller:
         )
 
     def carry_out(self, cancels: Iterable[Cancel]) -> None:
-        """Begin to cancel; what comes of it is read from the ledger."""
+        """Begin to cancel; the outcome is read from the ledger."""
         for each in cancels:
             if each not in self._tasks:
                 self._tasks[each] = task = self._ledger.connection.loop.create_task(self._cancel(each))
@@ -65,7 +65,7 @@ class Canceller:
             self._trouble.went_well()
 
     async def _end_wait(self, ref: JobRef, cancel: Cancel) -> None:
-        """Cancel the job if it still waits the same wait."""
+        """Cancel the job if it is still in the same wait."""
         view = await load(self._ledger.log, ref)
         job = view.job
         if job is None or job.state is not JobState.HELD or job.wait_sequence != cancel.held:
@@ -73,12 +73,12 @@ class Canceller:
         await commit(self._ledger.log, view, decide(job, cancel_command(cancel), self._ledger.stamp()))
 
     def try_again(self) -> None:
-        """Begin again with what could not be stored before."""
+        """Try cancellations again that failed before."""
         owed, self._owed = self._owed, []
         self.carry_out(owed)
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Stop the appends."""
         await end(*self._tasks.values())
 
 

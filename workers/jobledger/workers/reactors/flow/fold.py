@@ -1,4 +1,4 @@
-"""The state of the reactor of the limits: the fold of what it reads, and the queues whose jobs may be granted."""
+"""The state of the reactor of the limits: the fold of the events it reads, and the queues whose jobs may be granted."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.seats import Fleet
 
-# Jobs that wait and do not fit in memory: a temporary SQLite table, in the order in which they were held.
+# The spill for waiting jobs that do not fit in memory: a temporary SQLite table, in the order in which they were held.
 
 _CACHE_BYTES: Final = 4 << 20
-#: Jobs put in one transaction; they wait in memory for it.
+#: Jobs of one transaction, which wait for it in memory.
 _AT_ONCE: Final = 4_096
-#: Between the limits of a job, which have no white space.
+#: Separator of the limits of a job, which have no white space.
 _BETWEEN: Final = "\n"
 
-#: For the sentence about a full disk.
+#: Name in the sentence about a full disk.
 _WHAT: Final = "jobs that wait for limits cannot be put aside"
 _ADVICE: Final = "make room there, or set TMPDIR to a folder that has it"
 
 _CREATE: Final = """
 CREATE TEMP TABLE waiting (held INTEGER PRIMARY KEY, line INTEGER, limits TEXT, queue TEXT, job TEXT)
 """
-#: Made when a line is read first: many are put before that, and they are put at half the cost without it.
+#: Index made at the first read of a line: many jobs are added before that, at half the cost without the index.
 _LINES: Final = "CREATE INDEX IF NOT EXISTS temp.by_line ON waiting (line)"
-#: Made when a job is looked for by its name: most are only ever read in the order of their lines.
+#: Index made at the first search for a job by its name: most jobs are only read in the order of their lines.
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS temp.by_job ON waiting (job, queue)"
 _PUT: Final = "INSERT INTO waiting (held, line, limits, queue, job) VALUES (?, ?, ?, ?, ?)"
 _PAGE: Final = (
@@ -51,21 +51,21 @@ _REMOVE: Final = "DELETE FROM waiting WHERE line = ? AND held = ?"
 
 
 class DiskSpill:
-    """A spill for `lines.Lines`. The file has no name, and is gone with the process, however that ends.
+    """A spill for `lines.Lines`. The file has no name, and disappears with the process in any case.
 
-    Every method raises ScratchSpaceError where there is no room for temporary files. Its jobs are then gone, and
-    their room is free: every later call raises the same error, and the caller has to begin with a new spill.
+    Every method raises ScratchSpaceError if there is no room for temporary files. The jobs are then lost and their room
+    is free: every later call raises the same error, and the caller must begin with a new spill.
     """
 
     def __init__(self) -> None:
-        """Begin empty; there is no file before the first jobs are put."""
+        """Begin empty; the first jobs make the file."""
         self._disk: sqlite3.Connection | None = None
-        self._put: dict[JobKey, tuple[int, int, str, str, str]] = {}  # rows of the table, as `_PUT` has them
+        self._put: dict[JobKey, tuple[int, int, str, str, str]] = {}  # rows of the table, as in `_PUT`
         self._has_index = self._has_lines = False
         self._failed: ScratchSpaceError | None = None
 
     def close(self) -> None:
-        """Let go of all jobs."""
+        """Close the spill, without its jobs."""
         self._put.clear()
         self._has_index = self._has_lines = False
         if self._disk is not None:
@@ -89,7 +89,7 @@ class DiskSpill:
         self._execute(_DROP, line, through)
 
     def find(self, job: JobKey) -> tuple[int, SpilledJob] | None:
-        """Return a job's line and what was put, None if it is not there."""
+        """Return a job's line and its entry, None if it is not here."""
         queue, name = job
         found = self._put.get(job)
         if found is None:
@@ -120,7 +120,7 @@ class DiskSpill:
                         self._has_lines = True
                 return disk.execute(statement, values).fetchall()
         except ScratchSpaceError as error:
-            # Without a journal a transaction that failed cannot be taken back: what is in the table now is not known.
+            # Without a journal a failed transaction cannot be rolled back: the content of the table is not known now.
             self._failed = error
             self.close()
             raise
@@ -134,7 +134,7 @@ class DiskSpill:
     def _flush(self, disk: sqlite3.Connection) -> None:
         """Insert the jobs that wait in memory."""
         if self._put:
-            rows = sorted(self._put.values())  # visits its pages once, and the last ones only
+            rows = sorted(self._put.values())  # sorted, so that each of the last pages is visited once
             disk.execute("BEGIN")
             disk.executemany(_PUT, rows)
             disk.execute("COMMIT")
@@ -145,47 +145,47 @@ def _apart(limits: str) -> tuple[str, ...]:
     return tuple(limits.split(_BETWEEN)) if limits else ()
 
 
-#: The limit of a queue whose jobs wait where they can be put in a fair order.
+#: The limit of a queue whose jobs wait behind it so that they can be put in a fair order.
 _FAIR: Final = "queue:"
-#: How many jobs of such a queue may be ready for each that may run.
+#: Ready jobs of such a queue for each job that may run.
 _READY: Final = 2
 
 
 class GrantFold:
-    """Folds what is read into a `Granter`."""
+    """Folds the events that are read into a `Granter`."""
 
     def __init__(
         self, chain: Chain, *, on_folded: Callable[[Message, Granted | None], None] | None = None
     ) -> None:
-        """`on_folded` hears of each event of a job, and of each `granted` of another reactor, which it is given."""
+        """`on_folded` is called with each event of a job, and with each `granted` of another reactor."""
         self._chain = chain
         self._on_folded = on_folded
         self._spill = DiskSpill()
         self.granter = Granter(self._spill)
         self.position = 0  #: stream sequence of the last event that was read
-        self.folded = 0  #: how many events were folded
+        self.folded = 0  #: number of events that were folded
         self.began = 0  #: the ledger's last stream sequence when this began
-        self._ran: set[tuple[str, str]] = set()  # jobs that wait, and may have run before
-        self._queues: dict[str, bool] = {}  # queues in which jobs waited: whether their jobs may be granted
+        self._ran: set[tuple[str, str]] = set()  # waiting jobs that may have run before
+        self._queues: dict[str, bool] = {}  # queues in which jobs waited -> whether their jobs may be granted
         self._fair_limits: dict[str, str] = {}  # names of the limits, by queue
         self._fair: set[str] = set()  # queues whose jobs wait for a fair order
         self._paused: dict[str, QueueState] = {}
-        self._is_new = True  # a queue was heard of since `see`
+        self._is_new = True  # True: a new queue was found since `see`
         self._seen = Fleet()
 
     def close(self) -> None:
-        """Release the jobs that were put aside."""
+        """Release the jobs in the spill."""
         self._spill.close()
 
     def is_first(self, queue: str, job: str) -> bool:
-        """Whether a job that waited never ran before, as far as is known; asked once, when it is granted."""
+        """Return whether a waiting job never ran before, as far as is known; called once, when it is granted."""
         if (queue, job) in self._ran:
             self._ran.discard((queue, job))
             return False
         return True
 
     def fold(self, message: Message) -> None:
-        """Fold the next message; it must be given only once."""
+        """Fold the next message, each message only once."""
         sequence = self.position = message.stream_sequence
         self.folded += 1
         if isinstance(message, StoredEvent):
@@ -210,7 +210,7 @@ class GrantFold:
         self.granter.through = sequence
 
     def wait(self, job: Job) -> None:
-        """Take in a job that is held, where its `held` is not in the ledger any more."""
+        """Add a held job whose `held` is no longer in the ledger."""
         order = job.order
         line = (PRIORITIES.index(order.priority), job.queue, order.fair, order.limits)
         self._note(job.queue, job.id, order.limits, is_new=False)
@@ -233,12 +233,12 @@ class GrantFold:
             return
         is_new = isinstance(event, Held) and event.cause == "new"
         if not is_new:
-            self._ran.discard((event.queue, event.job))  # it does not wait any more, or waits again
+            self._ran.discard((event.queue, event.job))  # it no longer waits, or waits again
         if isinstance(event, Held) and event.limits:
             self._note(event.queue, event.job, event.limits, is_new=is_new)
 
     def _note(self, queue: str, job: str, limits: tuple[str, ...], *, is_new: bool) -> None:
-        """Take note of the queue of a job that waits, and of whether it may have run before."""
+        """Note the queue of a waiting job, and whether the job may have run before."""
         fair = self._fair_limits.get(queue)
         if fair is None:
             fair = self._fair_limits[queue] = f"{_FAIR}{queue}"
@@ -250,7 +250,7 @@ class GrantFold:
             self._ran.add((queue, job))
 
     def see(self, fleet: Fleet, now: datetime) -> None:
-        """Let jobs be granted in the queues that living workers serve and that are not paused, and in no others."""
+        """Allow grants only in queues that living workers serve and that are not paused."""
         if not self._is_new and not self._paused and fleet is self._seen:
             return
         self._is_new, self._seen = False, fleet

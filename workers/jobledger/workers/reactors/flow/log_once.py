@@ -1,4 +1,4 @@
-"""One line in the log for many jobs with the same trouble: a lost connection may mean some hundred of them."""
+"""One line in the log for many jobs with the same trouble: a lost connection may affect some hundred jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 class ToldOnce:
-    """Warns of the first failure, and of the next one only after something went well."""
+    """Warns of the first failure, and of a later one only after a success."""
 
     def __init__(self, logger: logging.Logger, sentence: str) -> None:
         self._logger = logger
@@ -14,11 +14,11 @@ class ToldOnce:
         self._is_told = False
 
     def failed(self, *values: object) -> None:
-        """Fill the sentence with these values and log it, unless that was done."""
+        """Log the sentence with these values, unless a failure was logged already."""
         if not self._is_told:
             self._is_told = True
             self._logger.warning(self._sentence, *values)
 
     def went_well(self) -> None:
-        """Take note that one job had no trouble."""
+        """Note that one job had no trouble."""
         self._is_told = False

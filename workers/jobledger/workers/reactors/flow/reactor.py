@@ -1,4 +1,4 @@
-"""The reactor of the limits as a worker hosts it: idle, but in the two workers whose turn it is."""
+"""The reactor of the limits in a worker: idle, except in the two workers whose turn it is."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from jobledger.workers.services import end, outlive
 
 
 class FlowCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process did for limits, at one moment."""
+    """Counts of one process's work for limits, at one moment."""
 
-    hosts: bool = False  #: whether it is its turn to grant, or to follow who does
-    granted: int = 0  #: jobs that it gave slots
-    refused: int = 0  #: grants that came second, because another host was faster
-    behind: int = 0  #: events that it has read and not obeyed yet
+    hosts: bool = False  #: whether it is its turn to grant, or to follow the granting process
+    granted: int = 0  #: number of jobs that it gave slots
+    refused: int = 0  #: number of grants that were refused because another host was faster
+    behind: int = 0  #: number of events that it has read but not folded yet
 
 
 class FlowReactor:
-    """Gives slots of limits to jobs that wait for them; every worker process runs one, two of them do something."""
+    """Gives slots of limits to jobs that wait for them; every worker process runs one, only two are active."""
 
     name = "flow"
 
     def __init__(
         self, ledger: Ledger, identity: Callable[[], str], options: FlowOptions | None = None
     ) -> None:
-        """`identity`: the name under which this worker holds its lease at this moment."""
+        """`identity`: returns the name under which this worker holds its lease now."""
         self._ledger = ledger
         self._options = options or FlowOptions()
         self._seats = Seats(ledger, identity)
-        #: The counts of earlier turns, and the present turn; set as one, since another thread reads them.
+        #: The counts of earlier turns, and the present turn; set together, since another thread reads them.
         self._turns: tuple[FlowCounts, Turn | None] = (FlowCounts(), None)
 
     @property
@@ -43,7 +43,7 @@ class FlowReactor:
         return self._turns[1]
 
     def counts(self) -> FlowCounts:
-        """Return the figures of this moment; from any thread."""
+        """Return the present figures; any thread may call this."""
         before, turn = self._turns
         if turn is None:
             return before
@@ -52,9 +52,9 @@ class FlowReactor:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no job waits for a free slot, as far as is known; True where other workers host the reactor."""
+        """Whether no job waits for a free slot, as far as is known; True if other workers host the reactor."""
         if self._seats.identity not in self._seats.fleet.candidates:
-            return False  # it did not look yet
+            return False  # nothing was read yet
         return not self._seats.is_host or (self.turn is not None and self.turn.is_quiet)
 
     async def run(self) -> None:

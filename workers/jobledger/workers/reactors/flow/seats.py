@@ -1,4 +1,4 @@
-"""Who hosts the reactor of the limits, and which queues are served: as the leases of the living workers say it."""
+"""The hosts of the reactor of the limits, and the served queues, from the leases of living workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from jobledger.workers.reactors.timers import TwoClocks
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.seats")
 
-#: How many workers host it: more would read the same events for nothing, and with one nobody stands by.
+#: Number of workers that host it: more would read the same events for nothing, and with only one there is no stand-by.
 HOSTS: Final = 2
 _LOOK_S: Final = 1.0
-#: A worker that many others stand before looks less often.
+#: A worker with many others before it looks less often.
 _FAR_LOOK_S: Final = 5.0
 _NEAR: Final = 5
 
@@ -29,12 +29,12 @@ _NEAR: Final = 5
 class Fleet(msgspec.Struct, frozen=True):
     """The living workers."""
 
-    candidates: tuple[str, ...] = ()  #: names of those that host reactors, the first ones host this one
-    served: Mapping[str, int] = {}  #: queue -> how many attempts its workers may run at once
+    candidates: tuple[str, ...] = ()  #: names of workers that host reactors; the first ones host this one
+    served: Mapping[str, int] = {}  #: queue -> attempts that its workers may run at once
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of those whose turn it is to host the reactor."""
+        """Names of the workers whose turn it is to host the reactor."""
         return self.candidates[:HOSTS]
 
 
@@ -49,7 +49,7 @@ def fleet_of(infos: Iterable[WorkerInfo]) -> Fleet:
 
 
 class Seats:
-    """Looks at the leases now and then, and tells whether this worker hosts the reactor."""
+    """Looks at the leases now and then, and decides whether this worker hosts the reactor."""
 
     def __init__(self, ledger: Ledger, identity: Callable[[], str]) -> None:
         """`identity`: the name under which this worker holds its lease at this moment."""
@@ -57,7 +57,7 @@ class Seats:
         self._identity = identity
         self._clocks = TwoClocks(ledger.clock)
         self.fleet = Fleet()
-        self.changed = asyncio.Event()  #: set when another look found something else
+        self.changed = asyncio.Event()  #: set when a look found a change
 
     @property
     def identity(self) -> str:
@@ -66,7 +66,7 @@ class Seats:
 
     @property
     def is_host(self) -> bool:
-        """Whether this worker is to host the reactor, as far as is known."""
+        """Whether this worker should host the reactor, as far as is known."""
         return self._identity() in self.fleet.hosts
 
     @property
@@ -75,7 +75,7 @@ class Seats:
         return self._clocks.are_apart
 
     async def watch(self) -> None:
-        """Look until cancelled; what cannot be looked up stays as it was."""
+        """Look until cancelled; after a failed look the last result stays."""
         while True:
             await self.look()
             candidates, own = self.fleet.candidates, self._identity()
@@ -83,7 +83,7 @@ class Seats:
             await asyncio.sleep(_LOOK_S if is_near else _FAR_LOOK_S)
 
     async def look(self) -> None:
-        """Look once."""
+        """Read the leases once."""
         try:
             fleet = fleet_of(await self._ledger.leases.all())
         except (ConnectionLostError, JetStreamDisabledError, UnreachableError) as error:

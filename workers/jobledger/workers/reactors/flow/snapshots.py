@@ -1,4 +1,4 @@
-"""Snapshots of what the reactor of the limits knows: made from a `Granter`, and brought back into one. No I/O."""
+"""Snapshots of the state of the reactor of the limits: made from a `Granter`, and restored into one. No I/O."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobledger.ledger.model.limits.holders import JobKey, JobSlots
 from jobledger.ledger.model.limits.lines import Gone
 from jobledger.ledger.model.limits.modes import DoomedJob
 
-#: Jobs that a snapshot names, so that a reader may begin behind them.
+#: Most jobs that a snapshot names, so that a reader may begin after them.
 _NAMED_MAX: Final = 1_000
-#: Up to this distance from the oldest waiting job a reader reads again from there: that is cheaper than names.
+#: Up to this distance from the oldest waiting job a reader reads the events again, which is cheaper than names.
 _FAR: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,7 +46,7 @@ class ShareState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class WaitingState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job that waits for so long that a reader should not begin with its `held`."""
+    """A job that has waited for so long that a reader should not begin with its `held`."""
 
     queue: str
     job: str
@@ -54,7 +54,7 @@ class WaitingState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The state in a `snapshotted`: everything that decides on grants and is not in later events."""
+    """The state in a `snapshotted`: everything that decides on grants and that later events do not contain."""
 
     holders: tuple[HolderState, ...] = ()
     shares: tuple[ShareState, ...] = ()
@@ -66,17 +66,17 @@ class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     waiting: tuple[WaitingState, ...] = ()
     unstarted: dict[
         str, tuple[JobKey, ...]
-    ] = {}  #: by key with a rate, who was granted and is not known to have started
+    ] = {}  #: by key with a rate: granted jobs not known to have started
     asked: tuple[JobKey, ...] = ()  #: holders that were asked to end, for their limit's mode
-    doomed: tuple[tuple[JobKey, DoomedJob], ...] = ()  #: jobs that are to be cancelled for their limit's mode
+    doomed: tuple[tuple[JobKey, DoomedJob], ...] = ()  #: jobs that will be cancelled for their limit's mode
     gone: tuple[tuple[JobKey, Gone], ...] = ()  #: jobs that left after the newest `granted`'s `through`
     first: tuple[JobKey, int] | None = (
-        None  #: the job that has the right of way, and stream sequence of its `held`
+        None  #: the job with the right of way, and stream sequence of its `held`
     )
     #: States of earlier snapshots that are still stored, and the snapshots' stream sequences.
     earlier: tuple[tuple[int, PayloadRef], ...] = ()
-    #: Who made it, and after which event of the chain of grants. So no two snapshots have equal states, and one can
-    #: be removed without the other.
+    #: Author, and the preceding event of the chain of grants. They make every state unique, so that one can be removed
+    #: without another.
     by: str = ""
     after: int = 0
 
@@ -85,7 +85,7 @@ _decoder: Final = msgspec.json.Decoder(FlowState)
 
 
 def decode(data: bytes) -> FlowState:
-    """Return the state that a snapshot carries, or refers to; an empty one where it says nothing.
+    """Return the state in a snapshot, or in its referenced text; an empty one if there is none.
 
     Raises: msgspec.MsgspecError.
     """
@@ -93,7 +93,7 @@ def decode(data: bytes) -> FlowState:
 
 
 def state_of(granter: Granter, waiting: tuple[WaitingState, ...] = ()) -> FlowState:
-    """Return what a granter knows, but for the jobs that wait: readers find those from `low` on."""
+    """Return the state of a granter without waiting jobs, which readers find from `low` on."""
     holders = (
         HolderState(
             queue=queue, job=job, limits=each.limits, kept=each.kept, grant=each.grant, held=each.held
@@ -131,9 +131,9 @@ def state_of(granter: Granter, waiting: tuple[WaitingState, ...] = ()) -> FlowSt
 
 
 def waiting_of(granter: Granter) -> tuple[tuple[WaitingState, ...], int]:
-    """Return the jobs that a snapshot names, and the stream sequence from which on the others that wait are found.
+    """Return the jobs that a snapshot names, and the stream sequence from which on the other waiting jobs are found.
 
-    Names are for the few that have waited for very long: without them a reader would begin with the oldest.
+    Names are for the few jobs that have waited for very long: without them a reader would begin with the oldest one.
     """
     oldest = [entry for entry, _ in itertools.islice(granter.lines.oldest(), _NAMED_MAX + 1)]
     if not oldest:
@@ -146,7 +146,7 @@ def waiting_of(granter: Granter) -> tuple[tuple[WaitingState, ...], int]:
 
 
 def prepare(granter: Granter, state: FlowState) -> None:
-    """Put back the slots that jobs keep until they end, before the events before a snapshot are folded again."""
+    """Restore the slots that jobs keep until they end, before events before a snapshot are folded again."""
     for each in state.holders:
         if each.kept:
             granter.holders.put((each.queue, each.job), JobSlots(each.kept, each.kept, each.grant, each.held))
@@ -187,7 +187,7 @@ def _restore_turns(granter: Granter, state: FlowState) -> None:
 
 
 def _restore_marks(granter: Granter, state: FlowState) -> None:
-    """Restore the holders that have not started, the jobs that are to end, and the one with the right of way."""
+    """Restore the holders that have not started, the jobs that have to end, and the job with the right of way."""
     for key in granter.picker.keys.values():
         key.unstarted.clear()
     for name, jobs in state.unstarted.items():
@@ -200,7 +200,7 @@ def _restore_marks(granter: Granter, state: FlowState) -> None:
 
 
 def _let_go(granter: Granter, state: FlowState, through: int) -> None:
-    """Remove from their lines jobs that were granted or are to be cancelled, which the folded events do not show."""
+    """Remove granted jobs and jobs to be cancelled from their lines, since the folded events do not show this."""
     for job, doomed in state.doomed:
         entry = granter.lines.find(job)
         if entry is not None and entry.held == doomed.held:

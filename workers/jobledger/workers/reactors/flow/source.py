@@ -14,8 +14,8 @@ from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.subjects import Names, aggregate_of
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 
-#: Ends of the subjects of job events that matter: of held jobs, and of jobs that give slots back. The ends of jobs
-#: without limits, which are far more than all of these together, are not among them.
+#: Endings of the subjects of job events that matter: of held jobs, and of jobs that give slots back. Ends of jobs
+#: without limits, which are far more frequent, are not among them.
 _LEAVES: Final = (
     "held",
     "failed",
@@ -30,20 +30,20 @@ _LEAVES: Final = (
 )
 _OF_JOBS: Final = frozenset(_LEAVES)
 _JOB_TOKENS: Final = 5  # <root>.job.<queue>.<job>.<type and more>
-#: The aggregates of which everything matters.
+#: The aggregates whose events all matter.
 _OTHERS: Final = frozenset({LIMIT.name, FLOW.name, QUEUE.name})
-#: Fewer events than this are read without filters: with them a server begins slowly in a ledger of very many jobs.
+#: Fewer events than this are read without filters, with which a server begins slowly in a ledger of very many jobs.
 SHORT: Final = 20_000
 
 
 def filters(names: Names) -> tuple[str, ...]:
-    """Return the subjects that the reactor reads; none overlaps another."""
+    """Return the filters of subjects that the reactor reads; none overlaps another."""
     jobs = (names.all_of_type(leaf) for leaf in _LEAVES)
     return (*jobs, LIMIT.everything(names), FLOW.chain(names, MAIN), QUEUE.everything(names))
 
 
 def matters(subject: str) -> bool:
-    """Return whether a subject of the ledger is one of `filters`."""
+    """Return whether a subject of the ledger matches one of `filters`."""
     tokens = subject.split(".", 4)
     if len(tokens) != _JOB_TOKENS or tokens[1] != "job":
         return aggregate_of(subject) in _OTHERS
@@ -52,7 +52,7 @@ def matters(subject: str) -> bool:
 
 
 async def read(ledger: Ledger, from_sequence: int, until: int | None) -> AsyncGenerator[list[Message], None]:
-    """Yield what matters in stream order: up to `until`, or for ever; no batch is empty.
+    """Yield the events that matter in stream order: up to `until`, or for ever; no batch is empty.
 
     Raises: CorruptLedgerError, UnreachableError.
     """

@@ -1,4 +1,4 @@
-"""How the reactor of the limits begins: from the newest snapshot, or from the first event where no snapshot is whole."""
+"""The start of the reactor of the limits: from the newest snapshot, or from the first event without a whole one."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _NAMED_AT_ONCE: Final = 100
 
 
 async def begin(ledger: Ledger, chain: Chain, folding: GrantFold) -> None:
-    """Fold what is stored, so that `folding` goes on behind it.
+    """Fold the stored events, so that `folding` can go on after them.
 
-    Where the state of the newest snapshot is gone, as in a ledger that was brought back from an export, the events from the
-    first one on say the same.
+    If the state of the newest snapshot is gone, as in a ledger restored from an export, the events from the first one
+    on are folded instead.
 
-    Raises: CorruptLedgerError, PayloadMissingError for a state that is gone where the first events are in an archive,
+    Raises: CorruptLedgerError, PayloadMissingError for a missing state if the first events are in an archive,
         ScratchSpaceError, UnreachableError.
     """
     found = await chain.newest_snapshot()
-    head = await ledger.log.head()  # after the snapshot was read, so that it is not before that
+    head = await ledger.log.head()  # read after the snapshot, so that it is not before it
     snapshot = None if found is None else found[1]
     folding.began = head.last_sequence
     try:
         state = await fold_up_to(ledger, folding, snapshot, head.first_sequence, head.last_sequence)
     except PayloadMissingError:
         if await chain.newest_snapshot() != found:
-            await begin(ledger, chain, folding)  # it was removed meanwhile: there are two that are newer
+            await begin(ledger, chain, folding)  # it was removed meanwhile, so there are two newer ones
             return
         if head.first_sequence > 1:
             raise
@@ -63,9 +63,9 @@ async def begin(ledger: Ledger, chain: Chain, folding: GrantFold) -> None:
 async def fold_up_to(
     ledger: Ledger, folding: GrantFold, snapshot: Snapshotted | None, first: int, last: int
 ) -> FlowState:
-    """Fold a snapshot and the events after it up to `last`; None: those from `first` on. Return the snapshot's state.
+    """Fold a snapshot and the events after it up to `last`; None: from `first` on. Return the snapshot's state.
 
-    Raises: as `begin`; nothing is folded then where the state of the snapshot is gone.
+    Raises: as `begin`; nothing is folded if the state of the snapshot is gone.
     """
     state, through = FlowState(), 0
     if snapshot is not None:
@@ -91,7 +91,7 @@ async def fold_up_to(
 
 
 async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
-    """Return the state that a snapshot carries, or refers to.
+    """Return the state in a snapshot, or the one it refers to.
 
     Raises: PayloadMissingError, MalformedEventError, UnreachableError.
     """
@@ -102,7 +102,7 @@ async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
 
 
 async def _fold_waiting(ledger: Ledger, folding: GrantFold, waiting: tuple[WaitingState, ...]) -> None:
-    """Fold the `held` of jobs that a snapshot names; where an archive run took it, the job from its chain."""
+    """Fold the `held` of jobs that a snapshot names; if an archive run removed it, the job from its chain."""
     found = await asyncio.gather(*(ledger.log.get(each.held) for each in waiting))
     for each, stored in zip(waiting, found, strict=True):
         if isinstance(stored, StoredEvent) and isinstance(stored.event, Held):
@@ -114,9 +114,9 @@ async def _fold_waiting(ledger: Ledger, folding: GrantFold, waiting: tuple[Waiti
 
 
 async def _fold_definitions(ledger: Ledger, folding: GrantFold, last: int) -> None:
-    """Fold the events of limits and queues from the first one on: they may be older than all others that count.
+    """Fold the events of limits and queues from the first one on: they may be older than all other events needed.
 
-    An event after `last` is folded where an archive run stored it again there and removed the earlier ones.
+    An event after `last` is folded if an archive run stored it again there and removed the earlier ones.
     """
     for aggregate in (LIMIT, QUEUE):
         subject, known = aggregate.everything(ledger.names), set[tuple[str, ...]]()
@@ -132,9 +132,9 @@ async def _fold_definitions(ledger: Ledger, folding: GrantFold, last: int) -> No
 
 
 async def snapshot(ledger: Ledger, chain: Chain, folding: GrantFold, *, by: str) -> int:
-    """Append a snapshot of what was folded; return its stream sequence.
+    """Append a snapshot of the folded state; return its stream sequence.
 
-    Raises: WrongSequenceError when another reactor was faster, PayloadTooLargeError, LedgerFullError, UnreachableError.
+    Raises: WrongSequenceError if another reactor was faster, PayloadTooLargeError, LedgerFullError, UnreachableError.
     """
     granter, before = folding.granter, chain.view.state
     now = ledger.clock.now()
@@ -159,7 +159,7 @@ async def snapshot(ledger: Ledger, chain: Chain, folding: GrantFold, *, by: str)
 
 
 async def tidy(ledger: Ledger, chain: Chain) -> None:
-    """Remove the states of snapshots with which nobody begins any more; what cannot be removed is tried again later.
+    """Remove the states of snapshots that no reader begins with any more; a failed removal is tried again later.
 
     Raises: UnreachableError, PermissionRefusedError.
     """

@@ -1,12 +1,12 @@
-"""What happens to jobs with limits while a worker hosts their reactor: read `Turn.run` and `Turn._round` from the top.
+"""The work of the reactor of the limits while a worker hosts it: read `Turn.run` and `Turn._round` from the top.
 
-A turn begins at the newest snapshot (`start`). Then it folds the events that came (`fold`), decides who gets slots
-(`Granter.decide`, in the model), appends `granted` on condition that no other reactor did (`chain`), and has each granted
-job queued (`admission`). A granted job that nobody queued, or no worker claims, is found by `unclaimed`; what a limit's
-mode cancels is cancelled by `cancels`. A snapshot spares the next turn the events before it (`snapshots`).
+A turn begins at the newest snapshot (`start`). Then it folds new events (`fold`), decides which jobs get slots
+(`Granter.decide`, in the model), appends `granted` on condition that no other reactor did (`chain`), and queues each
+granted job (`admission`). `unclaimed` finds granted jobs that nobody queued or that no worker claims; `cancels` cancels
+jobs for a limit's mode. After a snapshot the next turn need not read the events before it (`snapshots`).
 
-There is no election: the reactor whose `granted` was accepted last leads. The other follows, and grants where it was
-possible for a second and nobody did; so it takes over from one that died, froze or is cut off.
+There is no election: the reactor whose `granted` was accepted last leads. The other one follows, and grants only if a
+grant was possible for a second and nobody made it; so it takes over from a leader that died, froze or is cut off.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ _CLAIM_WITHIN_S: Final = 60.0
 _SNAPSHOT_EVENTS: Final = 20_000
 _SNAPSHOT_S: Final = 3600.0
 _POLITE_S: Final = 1.0
-#: How often holders are looked at, and a follower looks whether something is left undone.
+#: How often holders are checked, and a follower checks for grants that nobody made.
 _TICK_S: Final = 0.25
-#: The most messages that are read and not folded yet; then reading waits.
+#: The most messages that are read but not folded; beyond that reading waits.
 _ARRIVED_MAX: Final = 20_000
-#: Folded in one go, before other tasks of the worker have their turn.
+#: Messages that are folded at once, before other tasks of the worker have their turn.
 _FOLDED_AT_ONCE: Final = 1_000
-#: How long another reactor's `granted`, for which ours was refused, may take to arrive.
+#: The longest time until another reactor's `granted`, because of which ours was refused, arrives.
 _HEARD_WITHIN_S: Final = 10.0
 _FULL_PAUSE_S: Final = 1.0
-#: Holders that have not started are asked for again after this time.
+#: Holders that have not started are checked again after this time.
 _ASK_AGAIN_S: Final = 0.02
 
 
 class FlowOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and sizes; the defaults are what production has."""
+    """Times and sizes; the defaults are for production."""
 
     claim_within_s: float = (
         _CLAIM_WITHIN_S  #: how long a job keeps its slots without being claimed by a worker
     )
-    polite_s: float = _POLITE_S  #: how long a follower waits for grants that are due before it grants itself
+    polite_s: float = _POLITE_S  #: how long a follower waits for due grants before it grants itself
     snapshot_events: int = _SNAPSHOT_EVENTS  #: events read between two snapshots
-    snapshot_s: float = _SNAPSHOT_S  #: seconds between two snapshots, where anything was stored meanwhile
+    snapshot_s: float = _SNAPSHOT_S  #: seconds between two snapshots, if anything was stored meanwhile
 
 
 class Turn:
-    """The time in which one worker hosts the reactor of the limits, until another worker is to."""
+    """The time in which one worker hosts the reactor of the limits, until it is another worker's turn."""
 
     def __init__(self, ledger: Ledger, seats: Seats, options: FlowOptions) -> None:
         self._ledger = ledger
@@ -90,30 +90,30 @@ class Turn:
         self._arrived: list[Message] = []  # messages that were read and are not folded yet
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
-        #: Since when a follower knows of something that could be granted.
+        #: The time since which a follower knows of a possible grant.
         self._undone_since: float | None = None
-        self._done_at = ledger.clock.monotonic()  # when nothing was left to grant, as a follower saw it last
-        self._heard_at = 0.0  # when another's `granted` was heard last
+        self._done_at = ledger.clock.monotonic()  # when a follower last saw that nothing was left to grant
+        self._heard_at = 0.0  # when another reactor's `granted` was read last
         self._tick_at = 0.0
         self._tending: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._started: list[JobKey] = []  # holders that were found to have started
         self._folded_at_snapshot = 0
         self._snapshot_at = 0.0
-        self._is_tidy = True  # no old state of a snapshot is left to remove before the next snapshot
-        self.is_quiet = False  #: nothing that was read can be granted, and all that was granted is queued
-        self.refused = 0  #: grants of ours that came second
-        self.granted = 0  #: jobs that were granted here
+        self._is_tidy = True  # False: an old state of a snapshot may have to be removed
+        self.is_quiet = False  #: True: nothing that was read can be granted, and all granted jobs are queued
+        self.refused = 0  #: number of our grants that were refused
+        self.granted = 0  #: number of jobs that were granted here
 
     @property
     def behind(self) -> int:
-        """How many events were read and are not folded yet."""
+        """The number of events that were read and are not folded yet."""
         return len(self._arrived)
 
     async def run(self) -> None:
-        """Serve until it is not this worker's turn any more.
+        """Serve until it is no longer this worker's turn.
 
-        Raises: LedgerError; what was granted and not queued is found by whoever begins next.
+        Raises: LedgerError; the next reactor finds jobs that were granted but not queued.
         """
         try:
             await self._begin()
@@ -131,7 +131,7 @@ class Turn:
             self._folding.close()
 
     async def _begin(self) -> None:
-        """Read up to the end, and note the holders of slots: perhaps nobody has queued them yet."""
+        """Read up to the end, and note the holders of slots, which perhaps nobody has queued yet."""
         await begin(self._ledger, self._chain, self._folding)
         known = ((key, each) for key, each in self._granter.holders.jobs.items() if each.grant)
         for (queue, job), holding in list(known):
@@ -140,7 +140,7 @@ class Turn:
         self._note_snapshot()
 
     async def _read(self) -> None:
-        """Read what comes from now on, for as long as it is folded about as fast."""
+        """Read new events, while folding keeps up with them."""
         async with contextlib.aclosing(read(self._ledger, self._folding.position + 1, None)) as batches:
             async for batch in batches:
                 self._arrived += batch
@@ -150,7 +150,7 @@ class Turn:
                     await self._taken.wait()
 
     async def _round(self) -> None:
-        """Fold what came, grant what can be granted, look after the rest now and then, and wait for more."""
+        """Fold new events, make possible grants, do the other work now and then, and wait for more events."""
         self._fold_some()
         self._folding.see(self._seats.fleet, self._ledger.clock.now())
         wake_s = _TICK_S
@@ -183,9 +183,9 @@ class Turn:
         self._taken.set()
 
     async def _grant(self) -> float:
-        """Grant what can be granted now; return after how many seconds to look again by itself.
+        """Make the possible grants; return the seconds until the next look without an event.
 
-        Raises: UnreachableError, and what else `Log.append` raises: it is not known then what is stored.
+        Raises: UnreachableError, and as `Log.append`: it is then not known what is stored.
         """
         await self._admitting.room()
         if self._chain.view.state is None and not await self._open_chain():
@@ -205,14 +205,14 @@ class Turn:
                 for job in jobs:
                     self._admitting.admit(job, sequence)
             return 0.0
-        if decision.wake_at is None or self._seats.is_clock_wrong:  # then rates stand still, as `_now` does
+        if decision.wake_at is None or self._seats.is_clock_wrong:  # rates stand still, like `_now`
             return _TICK_S
         return min(_TICK_S, max(0.001, (decision.wake_at - self._ledger.clock.now()).total_seconds()))
 
     async def _append(self, decision: Decision, jobs: tuple[GrantedJob, ...]) -> int | None:
-        """Append what was decided, and return its stream sequence; None where it was taken back.
+        """Append the decision, and return its stream sequence; None if it was undone.
 
-        Where another reactor was faster, wait for what that one did. Raises: as `_grant`.
+        If another reactor was faster, wait for its events. Raises: as `_grant`.
         """
         event = Granted(
             shard=MAIN,
@@ -238,7 +238,7 @@ class Turn:
         return None
 
     async def _tick(self) -> None:
-        """Follow whoever leads, or take a snapshot where one is due, and begin to look after holders of slots."""
+        """Follow the leader, or as the leader take a due snapshot; begin to look after holders of slots."""
         if not self._leads():
             await self._follow_politely()
         elif self._chain.view.state is not None and await self._is_snapshot_due():
@@ -249,7 +249,7 @@ class Turn:
             self._tending = asyncio.create_task(self._tend(), name="reactor flow tends")
 
     async def _tend(self) -> None:
-        """Look after holders that nobody runs, and after what could not be stored."""
+        """Look after holders that no worker runs, and after failed appends."""
         try:
             self._admitting.try_again()
             self._cancelling.try_again()
@@ -262,10 +262,10 @@ class Turn:
         except PermissionRefusedError as error:
             logger.warning("states of old snapshots of the limits stay stored: %s", error)
 
-    # What is noted of what was folded and granted.
+    # --- Notes on folded events and grants.
 
     def _on_folded(self, message: Message, granted: Granted | None) -> None:
-        """Keep the `held` of a job that waits, forget one that left, and note what another reactor granted."""
+        """Keep the `held` of a waiting job, forget a job that ended its wait, and note grants of another reactor."""
         if granted is not None:
             self._undone_since = None
             self._heard_at = self._ledger.clock.monotonic()
@@ -287,7 +287,7 @@ class Turn:
             self._unclaimed.add(Slot(job, grant, now, is_first), is_ours=is_ours)
 
     def _now(self) -> datetime:
-        """Return the present time, but never one before that of the chain's newest event.
+        """Return the present time, but at least that of the chain's newest event.
 
         Rates are counted by it, so it stands still while this machine's clock and the server's are too far apart.
         """
@@ -297,7 +297,7 @@ class Turn:
         return state.at if self._seats.is_clock_wrong else max(now, state.at)
 
     def _ask(self, jobs: Sequence[JobKey]) -> None:
-        """Begin to see which of these holders have started: a rate waits for them."""
+        """Begin to find out which of these holders have started, since a rate waits for them."""
         if jobs and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._see_started(jobs), name="reactor flow asks")
 
@@ -312,17 +312,17 @@ class Turn:
         self._started += found
         self._news.set()
 
-    # Two reactors.
+    # --- Two reactors.
 
     def _leads(self) -> bool:
-        """Whether this reactor leads: it granted last, or the one that did is gone and this one is the first host."""
+        """Return whether this reactor leads: it granted last, or the last one is gone and this is the first host."""
         hosts, author = self._seats.fleet.hosts, self._chain.author
         if author in hosts:
             return author == self._seats.identity
         return hosts[:1] == (self._seats.identity,)
 
     async def _follow_politely(self) -> None:
-        """Grant where something could be granted for a while and nobody did."""
+        """Grant if a grant was possible for a while and nobody made it."""
         if self._ledger.clock.monotonic() - self._heard_at < _TICK_S:
             return  # another reactor grants, and will make due grants in a moment
         now = self._ledger.clock.monotonic()
@@ -346,7 +346,7 @@ class Turn:
         return bool(decision.grants)
 
     async def _hear(self) -> None:
-        """Wait until what came before a refused event was read and folded."""
+        """Wait until the events before a refused one were read and folded."""
         known = self._chain.view.last_sequence
         try:
             async with asyncio.timeout(_HEARD_WITHIN_S):
@@ -357,14 +357,14 @@ class Turn:
             message = f"what another reactor granted did not arrive within {_HEARD_WITHIN_S:g} s"
             raise ServerUnreachableError(message) from error
 
-    # Snapshots.
+    # --- Snapshots.
 
     async def _open_chain(self) -> bool:
-        """Begin the chain of grants where jobs wait; return whether it has begun."""
+        """Begin the chain of grants if jobs wait; return whether it has begun."""
         return bool(len(self._granter.lines)) and await self._snapshot()
 
     async def _is_snapshot_due(self) -> bool:
-        """Whether enough events were read, or enough time went by with anything stored, since the newest snapshot."""
+        """Return whether a snapshot is due: after enough events, or after enough time in which anything was stored."""
         read_since = self._folding.folded - self._folded_at_snapshot
         if read_since >= self._options.snapshot_events:
             return True
@@ -381,7 +381,7 @@ class Turn:
             return False
         async with contextlib.aclosing(read(self._ledger, position + 1, head)) as batches:
             async for _ in batches:
-                return False  # the other reader brings it in a moment
+                return False  # the other reader will bring that event in a moment
         folding.position = folding.granter.through = head
         return True
 

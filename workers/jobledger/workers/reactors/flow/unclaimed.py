@@ -25,7 +25,7 @@ from jobledger.workers.reactors.flow.log_once import ToldOnce
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed")
 
-#: How long another reactor may take from `granted` to `queued`.
+#: The time that another reactor may take from `granted` to `queued`.
 _PATIENCE_S: Final = 1.0
 _CHAINS_AT_ONCE: Final = 64
 
@@ -36,29 +36,29 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     granted: GrantedJob
     grant: int  #: stream sequence of its `granted`
     since: float  #: when this process heard of the grant, by the monotonic clock
-    is_first: bool  #: whether the job never ran before, so that any `started` of it is of this grant
+    is_first: bool  #: whether the job never ran before, so that any `started` belongs to this grant
 
 
 _Slots = OrderedDict[JobKey, Slot]
 
 
 class UnclaimedSlots:
-    """Looks at holders of slots once they are old enough, each once or twice, however long it runs."""
+    """Checks holders of slots once their grants are old enough, each holder once or twice, however long it runs."""
 
     def __init__(self, ledger: Ledger, admitting: Admitter, *, claim_within_s: float) -> None:
         self._ledger = ledger
         self._admitting = admitting
         self._claim_within_s = claim_within_s
-        self._young: _Slots = OrderedDict()  # granted by another reactor: perhaps nobody queued them
-        self._old: _Slots = OrderedDict()  # queued: perhaps nobody claims them
+        self._young: _Slots = OrderedDict()  # granted by another reactor, perhaps not queued
+        self._old: _Slots = OrderedDict()  # queued, perhaps not claimed
         self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
         self._trouble = ToldOnce(
             logger, "jobs that hold slots could not be looked at, %s first: %s; looked at again later"
         )
-        self.put_back = 0  #: how many were put back here
+        self.put_back = 0  #: number of jobs that were put back here
 
     def add(self, slot: Slot, *, is_ours: bool) -> None:
-        """Take note of a grant; `is_ours`: this process queues the job itself."""
+        """Note a grant; `is_ours`: this process queues the job itself."""
         key = (slot.granted.queue, slot.granted.job)
         self.left(*key)
         (self._old if is_ours else self._young)[key] = slot
@@ -69,7 +69,7 @@ class UnclaimedSlots:
         self._old.pop((queue, job), None)
 
     async def started(self, jobs: Iterable[JobKey]) -> list[JobKey]:
-        """Return those of up to 1,000 jobs with slots whose attempts have started, or that have left.
+        """Return those of up to 1,000 holders whose attempts have started, or that gave the slots back.
 
         Raises: UnreachableError.
         """
@@ -93,7 +93,7 @@ class UnclaimedSlots:
         return None if found is None else found.state
 
     async def look(self) -> None:
-        """See to those that are old enough, up to 1,000 of each kind.
+        """Check the holders with old enough grants, up to 1,000 of each kind.
 
         Raises: UnreachableError.
         """
@@ -113,13 +113,13 @@ class UnclaimedSlots:
         rest: list[Slot] = []
         for subject, slot in due.items():
             if slots.pop((slot.granted.queue, slot.granted.job), None) is not slot:
-                continue  # it left meanwhile, and perhaps was granted again
+                continue  # it gave the slots back meanwhile, and perhaps was granted again
             if not (slot.is_first and subject in ran):
                 rest.append(slot)
         await asyncio.gather(*(self._see_to_one(slot, is_young=is_young) for slot in rest))
 
     async def _see_to_one(self, slot: Slot, *, is_young: bool) -> None:
-        """Look at one that was not seen to start; one that did, or left, is not looked at again."""
+        """Check a holder not known to have started; one that started or gave its slots back is not checked again."""
         try:
             async with self._turns:
                 is_settled = await self._settle(slot, is_young=is_young)
@@ -134,7 +134,7 @@ class UnclaimedSlots:
         self._old.setdefault((slot.granted.queue, slot.granted.job), again)
 
     async def _settle(self, slot: Slot, *, is_young: bool) -> bool:
-        """Do what is left undone for a job; return whether it need not be looked at again."""
+        """Do the missing step for a job; return whether no further check is needed."""
         granted = slot.granted
         ref = JobRef(queue=granted.queue, job_id=granted.job)
         view = await load(self._ledger.log, ref)

@@ -1,4 +1,4 @@
-"""The limits as they are at this moment, for whoever asks: folded as the reactor folds them, and written nowhere."""
+"""The present limits for readers: folded as by the reactor, and written nowhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobledger.workers.reactors.flow.start import begin
 
 @contextlib.asynccontextmanager
 async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
-    """Yield a granter with the jobs that wait for limits and those that hold slots, up to the ledger's present end.
+    """Yield a granter with the waiting jobs and the holders of slots, up to the ledger's present end.
 
-    It reads the newest snapshot and what follows: a second or two for each 20,000 jobs that wait.
+    It reads the newest snapshot and the events after it: a second or two for each 20,000 waiting jobs.
 
     Raises: CorruptLedgerError, PayloadMissingError, ScratchSpaceError, UnreachableError.
     """

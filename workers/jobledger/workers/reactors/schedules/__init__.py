@@ -1,1 +1,1 @@
-"""What workers do about schedules: tick, declare those of their code, and call their hooks."""
+"""Work for schedules: making ticks, declaring the schedules of code, and calling hooks."""

@@ -1,8 +1,8 @@
 """Declaring the schedules of a worker's code, without undoing the settings of an operator or of newer code.
 
-Each declaration carries the fingerprint of what the code says. Code that another one replaced does not declare again
-while a living worker has the newer one: so a worker of the older version that restarts during a deploy changes nothing.
-When the last worker of the newer version is gone, as after a rollback, the older code counts again.
+Each declaration carries a fingerprint of the code's definition. Code whose declaration was replaced does not declare
+again while a living worker has the newer code, so a worker of the older version that restarts during a deploy changes
+nothing. When the last worker of the newer version is gone, as after a rollback, the older code counts again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jobledger.ledger.schedules.in_code import Schedule
 logger = logging.getLogger("jobledger.workers.schedules")
 
 _AT_ONCE: Final = 16
-#: Seconds between two tries for schedules that are declared otherwise; after `_ALL_EVERY` tries all are tried again.
+#: Seconds between two tries for schedules that are declared differently; after `_ALL_EVERY` tries all are tried again.
 LOOK_EVERY_S: Final = 30.0
 _ALL_EVERY: Final = 20
 
@@ -38,7 +38,7 @@ class ScheduleDeclarer:
     """Declares the schedules of a worker's code: at its start, and later those that had to wait."""
 
     def __init__(self, ledger: Ledger, schedules: Iterable[Schedule], queues: Sequence[str]) -> None:
-        """`queues`: those that the worker serves; schedules whose jobs go elsewhere are left to other workers."""
+        """`queues`: queues that the worker serves; schedules with jobs in other queues are left to other workers."""
         self._ledger = ledger
         self._schedules = [each for each in schedules if each.queue in queues]
         self._enqueuer = Enqueuer(ledger, config=ledger.config, clock=ledger.clock, tracing=None)
@@ -46,7 +46,7 @@ class ScheduleDeclarer:
         self._told: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Declare until cancelled. Raises: UnreachableError, after which it is worth another try."""
+        """Declare until cancelled. Raises: UnreachableError, after which it may be called again."""
         while self._schedules:
             waiting = self._schedules
             for _ in range(_ALL_EVERY):
@@ -55,10 +55,10 @@ class ScheduleDeclarer:
         await asyncio.Event().wait()
 
     async def declare_once(self) -> None:
-        """Declare each schedule until the ledger says what the code says, then only wait until cancelled.
+        """Declare each schedule until the ledger has the code's definition, then only wait until cancelled.
 
-        For a process without a lease, of which nobody sees that it lives: two of them whose code differs would replace
-        each other's declarations for ever. Raises: as `run`.
+        For a process without a lease, whose life others cannot see: two such processes with different code would
+        replace each other's declarations for ever. Raises: as `run`.
         """
         waiting = await self.declare(self._schedules)
         while waiting:
@@ -67,7 +67,7 @@ class ScheduleDeclarer:
         await asyncio.Event().wait()
 
     async def declare(self, schedules: Sequence[Schedule]) -> list[Schedule]:
-        """Declare schedules; return those that the ledger knows otherwise, for now.
+        """Declare schedules; return those that are still different in the ledger.
 
         Raises: UnreachableError.
         """
@@ -87,7 +87,7 @@ class ScheduleDeclarer:
         return False
 
     async def _declared(self, schedule: Schedule) -> bool:
-        """Declare one; return whether the ledger says what the code says."""
+        """Declare one schedule; return whether the ledger has the code's definition."""
         assert schedule.task is not None, "it was checked when it was loaded"
         definition = schedule.definition(await self._enqueuer.like(schedule.task, schedule.declared_input))
         known = await self._act(schedule.name, Declare(definition=definition))
@@ -112,11 +112,11 @@ class ScheduleDeclarer:
         return schedule.definition
 
     async def _lives(self, name: str, code_version: str) -> bool:
-        """Return whether a living worker's code says of a schedule what the ledger knows. Raises: UnreachableError."""
+        """Return whether a living worker's code has the ledger's definition of a schedule. Raises: UnreachableError."""
         workers = await self._ledger.leases.all()
         return any((each.schedules or {}).get(name) == code_version for each in workers if not each.stopped)
 
     def _tell(self, name: str, sentence: str) -> None:
-        if self._told.get(name) != sentence:  # it is looked at again and again
+        if self._told.get(name) != sentence:  # it is tried again and again, but logged once
             self._told[name] = sentence
             logger.warning("%s", sentence)

@@ -1,7 +1,7 @@
-"""The jobs that call a schedule's hooks: `before` is asked, then the tick's job is made, then `after` is told.
+"""The jobs that call a schedule's hooks: `before` is called, then the tick's job is made, then `after` is called.
 
-Such a job is an ordinary one, tried again when it fails or its worker dies. It may then call the hooks again; the tick's
-own job has an id that follows from the tick, and is made once.
+Such a job is an ordinary one, tried again when it fails or its worker dies. Then it may call the hooks again; but the
+id of the tick's own job follows from the tick, so it is made once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jobledger.ledger.tasks import Task, TaskRegistry
 
 
 def with_hooks(tasks: TaskRegistry) -> TaskRegistry:
-    """Return a worker's tasks with those that call the hooks of its schedules."""
+    """Return a worker's tasks, and the tasks that call the hooks of its schedules."""
     for schedule in tasks.schedules.values():
         if schedule.has_hooks and hooks_task(schedule.name) not in tasks:
             tasks.add(_calling(schedule))
@@ -68,7 +68,7 @@ async def _make(
     tick: str,
     limit: str,
 ) -> Any:
-    """Begin the tick's job as the schedule is declared now, with the input that `before` returned."""
+    """Begin the tick's job by the present declaration, with the input that `before` returned."""
     ledger = context.ledger
     known = (await ledger.schedules.read(schedule.name)).schedule
     if known is None:
@@ -78,7 +78,7 @@ async def _make(
     if values is not None:
         assert schedule.task is not None, "it was checked when it was loaded"
         given = (await enqueuer.like(schedule.task, values)).order
-        # Limits and turns go by keys, which may be arguments.
+        # Keys of limits and of fair turns may be arguments.
         fields = {
             field: getattr(given, field)
             for field in ("input", "input_ref", "limits", "fair", "tenant", "key", "metadata")
@@ -92,7 +92,7 @@ async def _make(
 
 
 async def _ask(hook: Callable[..., Any], *told: Any) -> Any:
-    """Call a hook: on the loop where it is async, else in a thread."""
+    """Call a hook: on the loop if it is async, else in a thread."""
     if inspect.iscoroutinefunction(hook):
         return await hook(*told)
     return await anyio.to_thread.run_sync(hook, *told, abandon_on_cancel=True)

@@ -19,24 +19,24 @@ from jobledger.ledger.timers import ScheduleTimer, Timers
 from jobledger.workers.reactors.lag import lagging
 from jobledger.workers.reactors.reactor import Later
 
-# Looking together whether first events of jobs are there: one request for many schedules that tick at one moment.
+# Joint lookups of jobs' first events: one request for many schedules that tick at one moment.
 
-#: Questions within this time are answered by one request; little of the time that is left before a tick.
+#: Lookups within this time share one request; it is short beside the time before a tick.
 _TOGETHER_S: Final = 0.02
-#: Subjects of one request; `Log.present` takes no more.
+#: Most subjects of one request to `Log.present`.
 _SUBJECTS_MAX: Final = 1_000
 
 
 class Looks:
-    """Asks the log which subjects are in use, for all who want to know within a moment."""
+    """Looks up which subjects are in use, with one request for all callers within a moment."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._subjects: list[str] = []
-        self._next: asyncio.Task[set[str]] | None = None  # the next question, not sent yet
+        self._next: asyncio.Task[set[str]] | None = None  # the next request, not sent yet
 
     async def present(self, subjects: Sequence[str]) -> set[str]:
-        """Return what `Log.present` says, perhaps with subjects that somebody else asked for.
+        """Return the answer of `Log.present`, perhaps with subjects of other callers.
 
         Raises: UnreachableError.
         """
@@ -55,7 +55,7 @@ class Looks:
 
 
 def _hear_of(asked: asyncio.Task[set[str]]) -> None:
-    """Retrieve a failure whose askers are all gone, so that asyncio does not log it as forgotten."""
+    """Retrieve a failure whose callers are all gone, so that asyncio does not report it."""
     if not asked.cancelled():
         asked.exception()
 
@@ -63,8 +63,8 @@ def _hear_of(asked: asyncio.Task[set[str]]) -> None:
 logger = logging.getLogger("jobledger.workers.reactors.schedules")
 
 _AT_ONCE: Final = 256
-_ROOM_PAUSE_S: Final = 5.0  # until a tick is tried again in a ledger that takes no new jobs
-#: Schedules whose newest event is kept, and how large it may be.
+_ROOM_PAUSE_S: Final = 5.0  # pause before a tick is tried again in a ledger that takes no new jobs
+#: Most schedules whose newest events are kept, and most bytes of such an event.
 _KNOWN_MAX: Final = 1_000
 _KNOWN_BYTES_MAX: Final = 8 << 10
 
@@ -72,8 +72,8 @@ _KNOWN_BYTES_MAX: Final = 8 << 10
 class Ticker:
     """Acts on the timers of schedules; one per process.
 
-    It keeps the newest events that it has seen. One that is too old costs a refused append, never a wrong tick: every
-    append is conditional on it.
+    It keeps the newest events that it has seen. An outdated one costs a refused append, but never a wrong tick, since
+    every append is conditional on it.
     """
 
     def __init__(self, ledger: Ledger, timers: Timers) -> None:
@@ -86,14 +86,14 @@ class Ticker:
         self._told: set[str] = set()
 
     def heard(self, message: Message) -> None:
-        """Take note of a schedule's event, so that it need not be read when it is due."""
+        """Note a schedule's event, so that it need not be read when the schedule is due."""
         (name,) = SCHEDULE.key_in(message.subject)
         known = self._known.get(name)
         if known is None or known.sequence < message.stream_sequence:
             self._keep(name, known_from(message))
 
     async def prepare(self, timer: ScheduleTimer) -> None:
-        """Read a schedule that is about to tick, and make what is missing, so that the tick itself waits for little.
+        """Read a schedule that is about to tick, and make missing jobs, so that the tick itself is quick.
 
         Raises: LedgerFullError, UnreachableError, CorruptLedgerError.
         """
@@ -105,7 +105,7 @@ class Ticker:
         self._keep(timer.schedule, known)
 
     async def tick(self, timer: ScheduleTimer, delivery: Delivery) -> Later | None:
-        """Make what is missing of the schedule's newest event, then tick if that event is the one that asked for it.
+        """Make missing jobs of the schedule's newest event, then tick if that event asked for this tick.
 
         A machine that does not know the schedule's time zone gives the delivery back, for a worker elsewhere.
 
@@ -123,7 +123,7 @@ class Ticker:
                 known = await self._schedules.read(timer.schedule)
             try:
                 return await self._tick(timer, delivery, known)
-            except WrongSequenceError:  # it has gone on meanwhile, and another timer asks for what follows
+            except WrongSequenceError:  # the schedule has gone on, and another timer asks for its next tick
                 self._known.pop(timer.schedule, None)
                 self._keep(timer.schedule, await self._heal(timer.schedule))
                 return None
@@ -132,7 +132,7 @@ class Ticker:
                 return Later(growing_s(delivery.delivered))
 
     def _tell(self, sentence: str) -> None:
-        if sentence not in self._told:  # the delivery comes again and again
+        if sentence not in self._told:  # the delivery comes again and again, but is logged once
             self._told.add(sentence)
             logger.error("%s", sentence)
 
@@ -146,7 +146,7 @@ class Ticker:
         if schedule is None or known.sequence > timer.asked_by or schedule.next_at is None:
             self._keep(name, await self._schedules.healed(known))
             return None
-        if schedule.next_at > timer.due_at:  # it was woken for the jobs of its newest event alone
+        if schedule.next_at > timer.due_at:  # this timer was only for the jobs of its newest event
             self._keep(name, await self._schedules.healed(known))
             later = ScheduleTimer(schedule=name, asked_by=timer.asked_by, due_at=schedule.next_at)
             await self._timers.set(later, self._ledger.clock.now())
@@ -155,7 +155,7 @@ class Ticker:
         return None
 
     def _keep(self, name: str, known: KnownSchedule) -> None:
-        self._known.pop(name, None)  # the newest stand last
+        self._known.pop(name, None)  # the newest ones are last
         if len(known.view.last_data) <= _KNOWN_BYTES_MAX:
             self._known[name] = known
         if len(self._known) > _KNOWN_MAX:
