@@ -90,7 +90,7 @@ NounKind = Literal[
 #: `type`: type the advice into a terminal. `look`: open what the noun names.
 Verb = Literal["resume_queue", "set_limit", "look", "type"]
 
-#: How many of one kind are named; the rest is a number.
+#: The most cases of one kind that are named; the others are only counted.
 SHOWN_MAX: Final = 12
 #: A reactor is late when an event has waited for it this long.
 REACTOR_LATE: Final = timedelta(seconds=10)
@@ -149,13 +149,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     object: str  #: what it is about, in words: `queue mail`
     found: str  #: what is wrong, in a sentence
-    since: datetime | None  #: since when, as far as that is known
-    advice: str  #: what to type, or to do
-    queue: str = (
-        ""  #: the queue that it is about; "": no single one; whoever is bound to queues does not see it
-    )
-    count: int = 1  #: how many of its kind it stands for
-    nouns: tuple[Noun, ...] = ()  #: what of its object and its sentence can be opened
+    since: datetime | None  #: time since which it is so, if known
+    advice: str  #: a command to type, or what to do
+    queue: str = ""  #: its queue; "": no single queue, so a principal bound to queues does not see it
+    count: int = 1  #: number of cases of its kind that it stands for
+    nouns: tuple[Noun, ...] = ()  #: things in its object and its sentence that have a page
     act: Act | None = None  #: None: the advice alone
 
 

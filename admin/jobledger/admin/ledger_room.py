@@ -26,14 +26,15 @@ _FORECAST_OVER_MIN: Final = timedelta(minutes=10)
 class Room(NamedTuple):
     """How full the ledger is."""
 
-    used: int  #: bytes
-    committed: int  #: bytes, with those that waiting jobs still need
+    used: int  #: bytes in use
+    committed: int  #: bytes in use, and those that waiting jobs still need
     size: int  #: bytes that it may take
     lasts: (
         timedelta | None
-    )  #: until it is full, as it grew in the last day; None: not known, or it does not grow
+    )  #: time until it is full, by the growth of the last day; None: not known, or no growth
     is_short: bool  #: it is nearly full, or will be soon
-    #: Since when it is short, by the sizes of the events that it has and as it grew in the last day; None: it is not.
+    #: Estimate, by event sizes and the growth of the last day, of the time since which it is short; None: it is not
+    #: short.
     short_since: datetime | None
 
 

@@ -84,10 +84,10 @@ async def set_limit(
 async def remove_limit(
     ledger: Ledger, limit: str, *, reason: str = "", by: str, plan: bool = False
 ) -> ChangedLimit:
-    """Take back what a person set for a limit, or for one key; then what a running worker's code has holds.
+    """Take back a person's terms of a limit, or of one key; then the terms in a running worker's code are in force.
 
-    Where no running worker's code has the limit, its definition is taken away with what differs for its keys, so that
-    its jobs stay held. A key without anything of its own is as the others.
+    If no running worker's code has the limit, its definition is removed with the differences of its keys, so that its
+    jobs stay held. A key without terms of its own has those of the other keys.
 
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError, NotFoundError, UnreachableError.
     """

@@ -88,9 +88,9 @@ async def finish_upgrade(
     The event comes before the setting: whoever appends a new form stands behind the event at which old readers stop. A
     repeat after a death in between goes on where it was.
 
-    Raises: RefusedError while a living process reads less, unless `force`, and where the ledger's form is higher;
-        PermissionRefusedError for a user of the server who may not change the ledger's settings; UnreachableError,
-        LedgerFullError.
+    Raises: RefusedError while a living process cannot read this form, unless `force`, and if the ledger's form is
+        higher; PermissionRefusedError for a user of the server who may not change the ledger's settings;
+        UnreachableError, LedgerFullError.
     """
     found = await look_at_upgrade(ledger)
     if found.form > FORM:

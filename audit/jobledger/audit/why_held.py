@@ -20,12 +20,12 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     """One limit, or one key of it, at this moment."""
 
     limit: str  #: `name` or `name:key`
-    terms: Terms | None  #: what holds; None: nobody defined it, so it has no room
+    terms: Terms | None  #: its terms; None: nobody defined it, so it has no room
     used: int = 0  #: how many jobs hold a slot of it
-    holders: tuple[str, ...] = ()  #: `<queue>/<job id>` of those that took theirs first, a few
+    holders: tuple[str, ...] = ()  #: `<queue>/<job id>` of the earliest holders, only a few
     waiting: int = 0  #: how many jobs wait for a slot of it
-    free_at: datetime | None = None  #: when its rate allows the next start; None: now, or it has no rate
-    unstarted: int = 0  #: of a limit with a rate: how many jobs it admitted of which no start is recorded
+    free_at: datetime | None = None  #: when its rate allows another start; None: now, or no rate
+    unstarted: int = 0  #: for a limit with a rate: number of admitted jobs without a recorded start
 
     #: Where whoever asks may not see all jobs: whether it has room, in place of the numbers above, which are 0.
     only: Literal["", "full", "room"] = ""

@@ -112,7 +112,7 @@ class Ledger:
         self.hints = hints
         self.inputs = inputs
         self.results = results
-        self.keys = keys  #: who has the keys of owners
+        self.keys = keys  #: holder of the keys of owners
         self.patience = Patience(connection, config.request_timeout_s)
         # For a task, giving up costs an attempt, so it waits longer. One for all attempts: see `Deadlines`.
         self._patience_of_tasks = Patience(connection, config.append_timeout_s)

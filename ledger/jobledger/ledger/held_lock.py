@@ -60,12 +60,12 @@ class HeldLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody else can have the lock yet, by this process's monotonic clock. Safe in any thread."""
+        """Whether this process still has the lock for sure, by its monotonic clock. Safe in any thread."""
         return not self._why and self.is_here and self.has_lease
 
     @property
     def is_here(self) -> bool:
-        """Whether this process took it, and is no forked child of the one that did."""
+        """Whether this very process took the lock, and not a parent that forked it."""
         return self._pid == os.getpid()
 
     @property

@@ -217,7 +217,7 @@ def _text_of_variable(name: str, variables: Mapping[str, str]) -> str:
 
 
 def _keys_in(text: str, source: str) -> dict[str, WrapKey]:
-    """Return the keys of lines. Raises: ConfigurationError, whose sentence has nothing of a key."""
+    """Return the keys in a text, one a line. Raises: ConfigurationError, whose sentence shows no part of a key."""
     from jobledger.ledger.owner_key import WrapKey  # noqa: PLC0415 - an extra
 
     keys: dict[str, WrapKey] = {}

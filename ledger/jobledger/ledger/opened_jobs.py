@@ -11,7 +11,7 @@ from jobledger.ledger.model.seals import KeyHolder, ValueKey, unseal_error, unse
 
 
 async def opened_error(keys: KeyHolder, key: str, error: ErrorInfo | None) -> ErrorInfo | None:
-    """Return an error with its words; as it is stored where nobody here can read them. `key`: as in the job's order."""
+    """Return an error, unsealed; as stored if it cannot be unsealed here. `key`: as in the job's order."""
     if error is None or not key or not error.sealed:
         return error
     try:
@@ -21,7 +21,7 @@ async def opened_error(keys: KeyHolder, key: str, error: ErrorInfo | None) -> Er
 
 
 async def opened_job(keys: KeyHolder, job: Job) -> Job:
-    """Return a job with the words of its errors, its note of progress and its metadata; else as it is stored."""
+    """Return a job with its errors, progress note and metadata unsealed; as stored, if they cannot be unsealed here."""
     if not job.order.key:
         return job
     try:

@@ -1,7 +1,7 @@
 """A task's settings: `Options`, which travel with each job, and `Rules`, which stay with the worker's code.
 
-Beside them the options as callers give them and as answers show them: a field of each job's order stands once for all
-of Python, once for requests, and once for answers.
+Beside them the options in the forms of callers and of answers. A field of each job's order is declared three times: for
+Python, for requests, and for answers.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
-#: Reads of a run that was just made, and seconds added to the pause each time: a replica may lag.
+#: Most reads of a run that was just made (a replica may lag), and seconds by which the pause grows each time.
 _LOOKS_MAX: Final = 8
 _LAG_S: Final = 0.02
 
 
 class AnySignal(Protocol[T_contra]):
-    """A named message and the type of what it says; see `runs.signals.Signal`."""
+    """A named message and the type of its value; see `runs.signals.Signal`."""
 
     @property
     def name(self) -> str:

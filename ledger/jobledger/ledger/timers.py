@@ -206,7 +206,8 @@ def read_timers(data: bytes) -> list[AnyTimer]:
 class KnownWaits:
     """The waits that were seen to be over: they stay over, so a job's chain need not be read for each of them.
 
-    When all timers are set again, a job that was retried a thousand times has a thousand waits; one is not over.
+    When all timers are set again, a job that was retried a thousand times has a thousand waits, of which only one is
+    not over.
     """
 
     def __init__(self, log: Log) -> None:

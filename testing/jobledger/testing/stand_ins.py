@@ -37,7 +37,7 @@ class StandIns:
             self._of[function] = fake
 
     def of_step(self, step: StepFunction[..., Any]) -> StepFunction[..., Any]:
-        """Return what is called for a step: with the step's arguments, and its result read as the step's would be."""
+        """Return the step to call in place of a step: with the same arguments, and a result read as the same type."""
         fake = self._of.get(step.function)
         if fake is not None:
             return StepFunction(fake, step.name)

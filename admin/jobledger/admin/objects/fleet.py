@@ -189,7 +189,7 @@ def taken_words(row: LimitListed, number: Callable[[int], str] = "{:,}".format) 
 
 
 def _taken(row: LimitRow, rows: Iterable[LimitRow], taken: Mapping[str, int]) -> dict[str, int]:
-    """Return how many slots are taken by key: of the row's one, or of all keys that have no row of their own."""
+    """Return how many slots are taken by key: for a key's row of this key, else of all keys without a row."""
     if row.key:
         limit = joined(row.name, row.key)
         return {limit: taken[limit]} if limit in taken else {}
@@ -198,7 +198,7 @@ def _taken(row: LimitRow, rows: Iterable[LimitRow], taken: Mapping[str, int]) ->
 
 
 def limit_shown(found: ShownLimit, held: LimitNow) -> LimitShown:
-    """Return a limit whole."""
+    """Return a limit with all its facts."""
     definition = found.definition
     author = definition.author(split(found.limit)[1])
     return LimitShown(

@@ -35,20 +35,20 @@ _SHARE: Final = "X"
 
 
 class RetentionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a ledger keeps its events, and how that goes."""
+    """How long a ledger keeps its events, and the work of its keeper."""
 
     terms: Retention
-    words: str  #: the same for a person
+    words: str  #: the terms in words, for a person
     changed_at: Moment | None  #: None: nobody changed it yet
     changed_by: str
     sequence: int  #: stream sequence of the change; 0: there was none
-    stored_bytes: int  #: what the ledger holds
-    bytes_max: int | None  #: what it may hold; None: there is no limit
-    keeper: str  #: the process that looks, `<host>:<pid>`; "": there is none
-    archive: str  #: where it moves events; "": nowhere
-    trouble: str  #: why it could not at its last look; "": it could, or had none to move
+    stored_bytes: int  #: bytes in the ledger
+    bytes_max: int | None  #: the most bytes that it may hold; None: no limit
+    keeper: str  #: process of the keeper, `<host>:<pid>`; "": there is none
+    archive: str  #: folder to which the keeper moves events; "": none
+    trouble: str  #: why it could not move them at its last look; "" if it could, or had none to move
     archived_at: Moment | None  #: when events were moved last; None: never
-    archived_through: int | None  #: up to which stream sequence
+    archived_through: int | None  #: last stream sequence that was moved
 
 
 @verb(

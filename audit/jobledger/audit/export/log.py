@@ -61,9 +61,9 @@ class _ReadOnly(JobReads):
 
 
 class ExportLog(_ReadOnly):
-    """One export as a log: what is in it is read from its files, each of which is checked before it is first used.
+    """One export as a log: events are read from its files, each of which is checked before its first use.
 
-    Memory does not grow with the export. What asks for a chain reads every event, since there is no index of chains.
+    Memory does not grow with the export. A read of one chain reads every event, since there is no index of chains.
     An export of a selection has holes in its sequence; they are not reported.
     """
 

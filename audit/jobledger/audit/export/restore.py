@@ -95,7 +95,7 @@ def restorable(folder: Path, names: Names) -> ExportLog:
 
 
 async def _held(export: ExportLog, log: Log, chains: _Chains, last: int) -> int:
-    """Return up to where the log holds the export already, after comparing what both hold.
+    """Return the last stream sequence that the log has, after comparing its events with those of the export.
 
     Raises: RefusedError.
     """

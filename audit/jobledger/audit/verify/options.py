@@ -30,16 +30,14 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller knows and the ledger must agree with at its end; what is left out is not checked."""
+    """Facts that the caller knows, and with which the ledger must agree at its end; facts left out are not checked."""
 
     enqueued: Iterable[JobName] | None = None  #: exactly the jobs whose enqueue was acknowledged
-    unsure: Collection[JobName] = ()  #: enqueued without an answer: they may be there or not
-    all_final: bool = False  #: nothing is under way any more
+    unsure: Collection[JobName] = ()  #: jobs enqueued without an answer, which may be there or not
+    all_final: bool = False  #: True: no job is under way any more
     timers_until: datetime | None = None  #: no job may still wait for a moment before this one
-    now: datetime | None = (
-        None  #: the time it is, when that is later than the newest event: for what is overdue
-    )
-    leftovers: Iterable[Leftover] | None = None  #: as `leftovers` returned them: each is one too many
+    now: datetime | None = None  #: the present time, if later than the newest event, to find overdue jobs
+    leftovers: Iterable[Leftover] | None = None  #: the result of `leftovers`: each one is a fault
 
 
 class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -181,10 +181,10 @@ class _AnnouncedSignal:
 
 
 class AnnouncedTask:
-    """A task whose code is not here. It is enqueued as one that has code."""
+    """A task whose code is not here. It is enqueued like one with code."""
 
     def __init__(self, entry: TaskEntry, *, is_known: bool = True) -> None:
-        """Take what a worker announced. Raises: msgspec.MsgspecError for what a newer version says otherwise."""
+        """Read a worker's announcement. Raises: msgspec.MsgspecError for one in a newer form."""
         said = EnqueueDefaults(options=Options(queue=entry.queue))
         if entry.enqueued is not NO_VALUE:
             said = msgspec.json.decode(entry.enqueued, type=EnqueueDefaults)

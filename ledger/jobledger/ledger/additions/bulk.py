@@ -163,7 +163,7 @@ class Bulk:
                 await asyncio.gather(*rest, return_exceptions=True)
 
     def require_matching(self) -> None:
-        """Raise the InputMismatchError of the first mismatched input; it has the others, and says how many."""
+        """Raise the InputMismatchError of the first mismatched input; the error holds the others and their number."""
         if not self._mismatches:
             return
         error, *others = self._mismatches

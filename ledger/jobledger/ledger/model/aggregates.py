@@ -116,7 +116,8 @@ _TOKEN_CHARACTERS_MAX: Final = 64
 def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: datetime) -> Message:
     """Return what is stored under `subject`: `StoredEvent` for a job's event, a plain `Message` for another aggregate's.
 
-    `Unreadable` for what is no event: anybody who may publish to the stream can put it there, so no reader stops at it.
+    It is `Unreadable` if it is no event: anybody who may publish to the stream can put such a message there, so no
+    reader stops at it.
 
     Raises: UnknownEventError for an event of a newer version, without which whatever is computed would be wrong.
     """

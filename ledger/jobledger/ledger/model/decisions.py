@@ -507,7 +507,7 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         result_ref=command.result_ref,
         limited=job.order.limits != (),
     )
-    if job.order.member is not None or job.steps:  # seldom: others hear of it
+    if job.order.member is not None or job.steps:  # seldom: a run, or a child whose run is told
         told = {"unvisited": command.unvisited, "successor": command.successor, **of_family(job)}
         completed = msgspec.structs.replace(completed, **told)
     return (completed,)

@@ -197,15 +197,15 @@ class OwnerNotFoundError(NotFoundError):
 class LedgerNotFoundError(NotFoundError):
     """There is no ledger at this place; raised by `connect(create=False)`, which made nothing.
 
-    Somebody deleted its stream, or environment or address name another place than the caller meant.
+    Somebody deleted its stream, or environment or address name another place than intended.
     """
 
     def __init__(self, url: str, environment: str, others: list[str], more: str = "") -> None:
-        """`url` without its password; `others`: the environments that have one there, "" is the one without a name."""
+        """`url` without its password; `others`: environments with a ledger there; "": the one without a name."""
         self.url = url
         self.environment = environment
         self.others = others
-        self.more = more  #: what the caller knows of a ledger that was there
+        self.more = more  #: a sentence of the caller on a ledger that was here before
         what = f"no ledger of environment {environment!r}" if environment else "no ledger"
         advice = "the first enqueue or worker makes it"
         if others:

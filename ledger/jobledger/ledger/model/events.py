@@ -348,7 +348,7 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
 
     With `dispatch` and without `retry_at` the job is queued again by this event alone: its work item, which nobody
     acknowledged, is delivered once more. Such an event has the version 2, because a program that does not know that
-    would misread it. With both, the dispatch only says where the job's order is.
+    would misread it. With both fields, `dispatch` only refers to the event with the job's order.
     """
 
     attempt: Whole  #: which attempt, from 1
@@ -484,10 +484,10 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     for one event, the attempts' tracebacks are left out.
     """
 
-    through: Whole  #: the last stream sequence that the run takes away
-    job_state: CarriedJob  #: all that the job's events add up to, but of many steps and signals only some
-    steps_before: Whole = 0  #: how many of its steps the `carried` events right before this one hold
-    signals_before: Whole = 0  #: how many of its signals they hold
+    through: Whole  #: last stream sequence that the run removes
+    job_state: CarriedJob  #: the job, folded from its events; of many steps and signals only some
+    steps_before: Whole = 0  #: number of its steps in the `carried` events right before this one
+    signals_before: Whole = 0  #: number of its signals in those events
     more: bool = False  #: whether another `carried` in the same append goes on with its steps and signals
     form: Whole = (
         0  #: of `job_state`: which fields its writer knew; 0: those of the releases before this number

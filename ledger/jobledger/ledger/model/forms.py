@@ -20,8 +20,8 @@ RETRIES_FORM: Final = 2
 #: From this form on a job may have an owner: its events have `v: 2` and sealed values (ADR 065).
 SEALED_FORM: Final = 2
 
-#: From this form on whoever refers to a large value that is marked as unnamed writes it again, so that it may be deleted
-#: (ADR 069).
+#: From this form on a process that refers to a large value marked as unnamed writes the value again, so that the marked
+#: one may be deleted (ADR 069).
 MARKED_FORM: Final = 2
 
 #: The form of what `carried` says. Raise it with the first field after a release that a carried job or schedule has

@@ -91,13 +91,13 @@ class Take(msgspec.Struct, frozen=True, kw_only=True):
 def is_held(key: UniqueKey, owner: Job | None, now: datetime, until: Until | None = None) -> bool:
     """Return whether a key's job still holds it.
 
-    `owner`: that job as its events add up; None where the ledger has none of them. `until`: what the caller asks for
-    himself; None: what the key says.
+    `owner`: that job, folded from its events; None if the ledger has none of these. `until`: the caller's own choice;
+    None: the choice in the key.
     """
     if key.expires_at is not None and until is None:
         return now < key.expires_at
     if owner is None:
-        return not key.made  # if so, its first event comes from whoever took the key, or from the next caller
+        return not key.made  # if not made, the taker of the key will make it, or the next caller
     if owner.is_final:
         return False
     match until or key.until:

@@ -41,14 +41,14 @@ _ROOT: Final = "$JS.API."
 LOOK_UP: Final = f"{_ROOT}STREAM.NAMES"
 _MISSING: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10130, 10148})
-#: Of a stream, a consumer or a message that finds no room; 10077 is a stream's own limit.
+#: Codes for a stream, a consumer or a message without room; 10077 is a stream's own limit.
 NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
-#: Of a stream whose replicas find no servers: too few of the cluster run, or the server is no cluster's.
+#: Codes for a stream whose replicas find no servers: too few of the cluster run, or the server is in no cluster.
 TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
-_ELECTING: Final = 10008  # of a stream, a consumer or the API itself, while its servers elect a leader
-_ENDINGS: Final = frozenset({"204", "404"})  # of a batch; of a direct get that found nothing
-_UNAVAILABLE: Final = 503  # as HTTP has it
-_OFFLINE: Final = frozenset({10118, 10119})  # of a stream and a consumer whose only server was stopped
+_ELECTING: Final = 10008  # code while the servers of a stream, a consumer or the API elect a leader
+_ENDINGS: Final = frozenset({"204", "404"})  # status at the end of a batch; of a direct get without a result
+_UNAVAILABLE: Final = 503  # status as in HTTP
+_OFFLINE: Final = frozenset({10118, 10119})  # codes for a stream and a consumer whose only server was stopped
 #: One of several servers is asked again after this time: a leader that is gone answers nothing, and the next one knows
 #: nothing of the question. Only what is answered at once: a list of consumers takes 4 s while one server is away.
 _AGAIN_S: Final = 1.5

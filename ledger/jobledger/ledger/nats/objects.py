@@ -219,7 +219,7 @@ class ObjectBucket:
     async def copy_to(self, name: str, file: IO[bytes], *, what: str, size_bytes: int = 0) -> str:
         """Write the bytes under a name to a file, piece by piece, and return their sha256 (hex).
 
-        Raises: as `read`, and the file's OSError; what is in the file is then worth nothing.
+        Raises: as `read`, and the file's OSError; the content of the file is then worthless.
         """
         hashing = _HashingFile(file)
         try:
@@ -232,7 +232,7 @@ class ObjectBucket:
             raise ObjectDamagedError from error
         except OSError as error:
             if hashing.error is not None:
-                raise hashing.error from error  # the file's, not the server's
+                raise hashing.error from error  # an error of the file, not of the server
             raise _unreadable(what, error) from error
         except (TimeoutError, nats.errors.Error) as error:
             raise _unreadable(what, error) from error

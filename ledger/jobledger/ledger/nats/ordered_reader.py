@@ -156,7 +156,7 @@ class OrderedReader:
             await self._end(until)
 
     def _whole(self, found: list[Message]) -> tuple[list[Message], SequenceGapError | None]:
-        """Return what comes before the first that is missing, where the sequences must be dense."""
+        """Return the messages before the first gap, if sequences must be without gaps, and the error for the gap."""
         for number, message in enumerate(found):
             if self._dense and self._from_time is None and message.stream_sequence != self._next:
                 return found[:number], _gap(self._next, message.stream_sequence)

@@ -102,15 +102,15 @@ async def queue_state(log: Log, queue: str) -> QueueState:
 async def bring_in_line(inbox: Inbox, log: Log, queue: str, known: QueueState | None = None) -> QueueState:
     """Apply a queue's newest event to its consumers, again if a newer one came; return the state that was applied.
 
-    The last process to update them reads the newest event after that, so a race never leaves them wrong. `known`:
-    the queue after an event that its appender has just stored, and that a replica which lags may not have.
+    The last process to update them reads the newest event after that, so a race never leaves them wrong. `known`: the
+    state after an event that the caller has just stored, which a lagging replica may not show.
 
     Raises: UnreachableError, LedgerError, PermissionRefusedError.
     """
     state = known or await queue_state(log, queue)
     for _ in range(_TRIES_MAX):
         for priority in PRIORITIES:
-            with contextlib.suppress(api.MissingError):  # who makes it makes it paused
+            with contextlib.suppress(api.MissingError):  # the process that makes the consumer makes it paused
                 await api.pause_consumer(
                     inbox, log.names.ledger_stream, log.names.consumer(queue, priority), _until(state)
                 )

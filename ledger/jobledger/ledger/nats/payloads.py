@@ -114,7 +114,7 @@ class Payloads(ObjectBucket):
     async def copy(self, reference: PayloadRef, file: IO[bytes]) -> None:
         """Write a value to a file, chunk by chunk.
 
-        Raises: as `get`; what is in the file is then worth nothing.
+        Raises: as `get`; the content of the file is then worthless.
         """
         try:
             found = await self.copy_to(

@@ -63,13 +63,13 @@ class PullWindow(Collector):
         self._batch = min(_FIRST, self._batch_max)  # of the next request
         self._unlisten: Callable[[], Awaitable[None]] | None = None
         self._woken = asyncio.Event()
-        self._held: list[Raw] = []  # counted, and not yet taken
-        self._token = 0  # of the newest request
-        self._asked = 0  # messages it asked for
-        self._owed = 0  # and those of them that have not come
+        self._held: list[Raw] = []  # messages that are counted, but not yet taken
+        self._token = 0  # number of the newest request
+        self._asked = 0  # messages that the newest request asked for
+        self._owed = 0  # the part of them that has not come
         self._owed_bytes = 0
         self._is_too_small = False  # the next message is larger than a whole window
-        self._quiet_waits = 0  # of a heartbeat each; a server that is there sends one in each
+        self._quiet_waits = 0  # waits of a heartbeat each; a living server sends one in each
         self._refused: PermissionRefusedError | None = None
         self.is_lost = False  #: the consumer is gone, or unreachable
 

@@ -135,7 +135,7 @@ def _seen(task: asyncio.Task[LeaderEnd]) -> None:
 def is_proven(info: StreamInfo) -> bool:
     """Return whether the server that answered heard of a majority so lately that no other one leads the stream.
 
-    Without a leader, replicas may give old answers. `active` 0 stands for a replica that was never heard of since.
+    Without a leader, replicas may give old answers. `active` 0 stands for a replica from which nothing was heard yet.
     """
     if not leader_of(info):
         return False

@@ -23,7 +23,8 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import AccountInfo, StreamInfo
 
 _NANOSECONDS: Final = 1_000_000_000
-#: In the metadata of a ledger: up to which form events may be appended. Absent: it was made before there were forms.
+#: Key in the metadata of a ledger: the highest form of events that may be appended. Absent in ledgers made before
+#: forms.
 _FORM_MARK: Final = "jobledger_form"
 _FORM_DIGITS_MAX: Final = 9
 _FORM_TRIES_MAX: Final = 5

@@ -13,7 +13,7 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import TcpTransport
 
-#: How long what was written last may take to leave.
+#: At a close: time limit for sending the bytes that were written last.
 _FAREWELL_S: Final = 0.5
 
 

@@ -307,7 +307,7 @@ class Receiver:
                 sequence = await commit_all(self._log, [(before, [event]), *additions])
             except WrongSequenceError:
                 view = await self._look(wish.route, wish.delivery)
-                if view.last_sequence == before.last_sequence:  # so it was one of the jobs
+                if view.last_sequence == before.last_sequence:  # the lost race was at one of the jobs
                     made = [each.job for each in acts if each.job is not None and each.signal is None]
                     places.update(await self._places(made))
                     planned[number] = [each.beside(places, _author(wish.route)) for each in acts]

@@ -139,7 +139,7 @@ class Levels:
         self._rows += len(rows)
 
     def _retain(self, minute: int, following: int) -> None:
-        """After each hour drop rows that are too old; if there are more than `ROWS_MAX`, keep half that, the newest."""
+        """After each hour drop rows that are too old; of more than `ROWS_MAX` keep the newest half."""
         day, before = following // DAY_MIN, minute // DAY_MIN
         if day != before:
             fine, known = ((each - MINUTES_DAYS) * DAY_MIN for each in (day, before))

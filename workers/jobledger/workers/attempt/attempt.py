@@ -239,7 +239,7 @@ class Attempts:
         self._on_settled()
 
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
-        """Tell the broker what becomes of deliveries that were handled; nothing else does."""
+        """Tell the broker the settlement of handled deliveries; this is the only place that does so."""
         if self._intake is None or settlement is JOIN:
             return
         for delivery in deliveries:

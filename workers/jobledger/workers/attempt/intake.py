@@ -179,7 +179,7 @@ class Intake:
         self._held.ack_wait_s = min(lane.ack_wait_s for lane in self._lanes)
 
     def _place(self, lane: Lane) -> None:
-        """Let a lane be asked or not, after something about it changed."""
+        """Note whether a lane may be asked for messages, after it changed."""
         self._tiers[lane.priority].place(lane, may_be_asked=lane.may_be_asked)
 
     async def _find(self, lane: Lane) -> None:

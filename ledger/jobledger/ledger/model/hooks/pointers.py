@@ -12,9 +12,9 @@ from typing import Any, Final, cast
 
 from jobledger.ledger.model.errors import InvalidInputError
 
-#: What stands at a place that the document does not have; told by identity from a stored `null`.
+#: The value of a place that the document does not have; its identity distinguishes it from a stored `null`.
 NOTHING: Final = object()
-#: Words of one pointer, and levels of one condition: more than people write, and few enough to follow at once.
+#: Most words of one pointer, and most levels of one condition: more than people write, and quick to follow.
 DEPTH_MAX: Final = 64
 _CHARACTERS_MAX: Final = 1_000
 _ESCAPED_WRONGLY: Final = re.compile(r"~(?![01])")

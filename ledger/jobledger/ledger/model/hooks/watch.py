@@ -41,15 +41,15 @@ _SHARES: Final = ("error_rate", "success_rate")
 
 
 class WatchDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a watch looks at, and when it fires."""
+    """The figure of a watch, and the conditions under which it fires."""
 
-    figure: Figure  #: what it looks at
+    figure: Figure  #: the figure it watches
     queue: str = ""  #: only jobs of this queue; "": of all but deliveries of webhooks
     task: str = ""  #: only jobs of this task; "": of all
-    above: float | None = None  #: it fires while the figure is greater; none: never for that
-    below: float | None = None  #: it fires while the figure is less; none: never for that
-    for_s: float = 0.0  #: how long the figure must be so before it fires, in seconds
-    window_s: Whole = 300  #: how far back rates and waits are looked at, in seconds
+    above: float | None = None  #: it fires while the figure is greater; none: no upper bound
+    below: float | None = None  #: it fires while the figure is less; none: no lower bound
+    for_s: float = 0.0  #: seconds for which the figure must be beyond a bound before it fires
+    window_s: Whole = 300  #: seconds back that rates and waits cover
 
     def is_breached(self, value: float | None) -> bool:
         """Return whether a figure is beyond a bound; one that cannot be told is not."""

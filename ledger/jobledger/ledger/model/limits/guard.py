@@ -87,7 +87,7 @@ class Guard:
                 self._ripen(key)
 
     def prune(self, lines: Iterable[Line]) -> None:
-        """Forget keys without waiting jobs, once there are many: later jobs there are held after all these."""
+        """Forget keys without waiting jobs, once there are many: later jobs there are held later than these."""
         if len(self.later) > self._prune_at:
             used = {key for line in lines for key in line.keys}
             self.later = {key: later for key, later in self.later.items() if key in used}
