@@ -106,7 +106,7 @@ class WantedWorkers(msgspec.Struct, frozen=True, kw_only=True):
     slots: float  #: attempts that have to run at once
     waiting: int  #: jobs that a worker could take
     running: int
-    enqueued_per_s: float  #: in this minute and the one before
+    enqueued_per_s: float  #: jobs enqueued a second, in this minute and the one before
     attempt_s: (
         float | None
     )  #: how long an attempt takes, on average of the last ten minutes; null: none has ended yet

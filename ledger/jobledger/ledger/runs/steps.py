@@ -171,7 +171,7 @@ def digest_of(value: Any) -> str:
 def as_step(function: StepFunction[..., R] | Callable[..., Any]) -> StepFunction[..., Any]:
     """Return a plain function as a step with the rules that `@step` has by default.
 
-    Raises: TaskDefinitionError for one without a name of its own, and for a task.
+    Raises: TaskDefinitionError for a function without a name of its own, and for a task.
     """
     if isinstance(function, StepFunction):
         return cast("StepFunction[..., Any]", function)

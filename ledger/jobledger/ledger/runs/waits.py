@@ -20,7 +20,7 @@ from jobledger.ledger.runs.scopes import UNDO
 LINGER_S: Final = 1.0
 #: A timer of the event loop may fire this long before its time.
 _SLACK_S: Final = 0.002
-#: While another branch runs, the chain is read after a hint of others' appends, and this often without one.
+#: While another branch runs, the chain is read when a hint of an append comes, else at this interval.
 _LOOK_EVERY_S: Final = 5.0
 #: Stands for a step's key: the run waits until an operator resumes it, for which no step is recorded.
 OPERATOR: Final = ""

@@ -96,7 +96,7 @@ class CopiedEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 class CopiedEnds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The source of copied ends of children, which another run had asked for with the same step."""
 
-    queue: str  #: queue of that run, which `rerun_of` names, or of which that is a rerun
+    queue: str  #: queue of that run: the source of this rerun, or an earlier source
     job: str  #: its id
     number: Whole  #: number of the step in that run
     asked: Whole  #: stream sequence of the `step_started` there

@@ -52,7 +52,7 @@ class Seats:
     """Looks at the leases now and then, and decides whether this worker hosts the reactor."""
 
     def __init__(self, ledger: Ledger, identity: Callable[[], str]) -> None:
-        """`identity`: the name under which this worker holds its lease at this moment."""
+        """`identity`: returns the name under which this worker holds its lease now."""
         self._ledger = ledger
         self._identity = identity
         self._clocks = TwoClocks(ledger.clock)
