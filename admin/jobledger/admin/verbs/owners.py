@@ -31,8 +31,8 @@ _GOES_ON: Final = 202
 class EraseOwner(Verb[Erasure], frozen=True, kw_only=True):
     """Destroy the key of an owner, so that nobody can read what was sealed under it, wherever a copy is.
 
-    First nothing new of the owner begins, what waits or runs is cancelled, and dead letters are discarded. The same
-    request goes on with an erasure, also where another process died: until it is done, the answer says when to ask again.
+    First nothing new of the owner begins, open jobs are cancelled, and dead letters are discarded. The same request
+    continues an interrupted erasure; until it is done, the answer says when to ask again.
     """
 
     owner: Owner

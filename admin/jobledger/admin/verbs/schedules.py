@@ -54,7 +54,7 @@ _ACT: Final[dict[str, Any]] = {"permission": "manage", "about": "own"}
     **_ACT,
 )
 class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
-    """Declare a schedule; one that does the same already stays as it is.
+    """Declare a schedule; an existing one with the same definition stays as it is.
 
     Exactly one of `cron`, `every_s`, `at` and `on_demand` says when.
     """
