@@ -319,7 +319,7 @@ async def test_what_is_no_export_is_told_from_what_is_not_there(tmp_path: Path) 
         read_manifest(tmp_path / "nowhere")
     with pytest.raises(NotAnExportError, match=r"no manifest\.json"):
         read_manifest(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"format":3,"new":[]}')
+    (tmp_path / "manifest.json").write_text('{"format":4,"new":[]}')
     with pytest.raises(NotAnExportError, match="newer jobledger"):
         read_manifest(tmp_path / "manifest.json")
 

@@ -92,6 +92,7 @@ WORDS = {
     "audit export": "FOLDER/export",
     "audit diff": "1 head",
     "audit archive": f"--before {PAST} --to FOLDER/archive",
+    "audit redact": "--archive FOLDER/archive --where tenant=acme --reason old",
     "projection run": "--once",
     "projection status": "",
     "projection rebuild": "",

@@ -557,6 +557,17 @@ class Stage:
         self.command(
             "Archiver", "audit", "archive", "--before", moment, "--to", str(self._folder / "archive")
         )
+        self.command(
+            "Archiver",
+            "audit",
+            "redact",
+            "--archive",
+            str(self._folder / "archive"),
+            "--where",
+            "queue=none",
+            "--reason",
+            "a test",
+        )
         anyio.run(self._keep)
         anyio.run(self._clear)
 

@@ -302,7 +302,7 @@ publish ledger.schedule.<schedule>.<event> | `schedules add` and all that change
 publish $JS.API.CONSUMER.PAUSE.LEDGER.work_<queue_priority> | the same, for the consumers of its work
 publish hint.queue.<queue> | tell its workers to look
 publish ledger.unique.<task>.<key>.taken | `jobs retry`, `dlq requeue` of a unique job
-publish ledger.reactor.<name>.<event> | `audit seal`, `audit archive`, `audit verify --record`
+publish ledger.reactor.<name>.<event> | `audit seal`, `audit archive`, `audit redact`, `audit verify --record`
 publish ledger.unreadable.<sequence>.acknowledged | `audit acknowledge`
 publish $JS.API.STREAM.NAMES | find an object store
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | read inputs, for lists and archives
@@ -358,7 +358,7 @@ subscribe _INBOX.<id> | chunks of a payload
     "Archiver": _part(
         """It moves what has ended into archives, and takes that from the ledger. It reads as an auditor does.
 
-publish ledger.reactor.<name>.<event> | that the archive was made, with its hash; `audit seal`
+publish ledger.reactor.<name>.<event> | that the archive was made or redacted, with its hash; `audit seal`
 publish ledger.job.<queue>.<job>.<event> | what is carried forward of jobs
 publish ledger.job.<queue>.<job>.queued.<priority> | the job of a tick that nobody had made yet
 publish timer.at.job.<queue>.<job>.<sequence> | the timer of a job that waits, set again

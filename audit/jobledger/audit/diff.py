@@ -211,7 +211,7 @@ def _unlike(mine: Message | None, yours: Message | None) -> tuple[int, str] | No
         first = min(held, key=lambda each: each.stream_sequence)
         where = "first" if first is mine else "second"
         return first.stream_sequence, f"only the {where} has an event there: {first.subject}"
-    if (mine.subject, mine.data) == (yours.subject, yours.data):
+    if (mine.subject, mine.hash) == (yours.subject, yours.hash):
         return None
     if mine.subject != yours.subject:
         return mine.stream_sequence, f"the first has {mine.subject}, the second {yours.subject}"

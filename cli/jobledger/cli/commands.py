@@ -213,6 +213,7 @@ COMMANDS: Final = Group(
                 "restore": "audit.restore",
                 "diff": "audit.diff",
                 "archive": "audit.archive",
+                "redact": "audit.redact",
             },
         ),
         "projection": Group(

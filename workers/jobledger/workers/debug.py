@@ -147,9 +147,14 @@ async def fetch(
 
     The attempt after the newest one is the one that would run next.
 
-    Raises: InvalidInputError when there is no such attempt, or it was archived; PayloadMissingError, UnreachableError.
+    Raises: InvalidInputError when there is no such attempt, it was archived, or the job's values were redacted;
+        PayloadMissingError, UnreachableError.
     """
     event, now = history[0].event, fold(history).job
+    if any(stored.redacted for stored in history):
+        raise InvalidInputError(
+            f"the values of job {event.job} were redacted in the archive: it cannot run again"
+        )
     assert now is not None, "a job that is there has events"
     starts = {
         stored.event.attempt: index

@@ -18,7 +18,8 @@ from jobledger.ledger.model.times import time_text
 def event_json(stored: Message) -> str:
     """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time.
 
-    A message that is no event has its subject and a field `unreadable` that says why.
+    A message that is no event has its subject and a field `unreadable` that says why. An archived event without its values
+    has a field `redacted`, the sha256 of the bytes that it had.
     """
     head = _head(stored)
     if isinstance(stored, Unreadable):
@@ -31,7 +32,10 @@ def event_json(stored: Message) -> str:
 
 
 def _head(stored: Message) -> str:
-    return f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
+    redacted = f'"redacted":"{stored.redacted}",' if stored.redacted else ""
+    return (
+        f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",{redacted}'
+    )
 
 
 def event_json_for(stored: Message, hidden: Hidden) -> str:

@@ -1,7 +1,7 @@
 """The archive: the ledger's oldest events, moved into a folder of exports that each name the one before.
 
 `archiver` moves them with its `deps`, `plan` finds out what a run would move, `chain` reads the folder and what the
-ledger records of it, `witness` compares the two in a check. Source: ADR 011.
+ledger records of it, `witness` compares the two in a check, `redactor` takes values out of it. Source: ADR 011, ADR 070.
 """
 
 from typing import TYPE_CHECKING

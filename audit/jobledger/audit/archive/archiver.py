@@ -27,7 +27,7 @@ from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, 
 from jobledger.audit.archive.record import newest_archived, newest_record
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
-from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha256, write_export
+from jobledger.audit.export import ExportLog, Manifest, Previous, write_export
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
@@ -483,7 +483,7 @@ class Archiver:
         last = await end_of_chain(self._log, REACTOR.chain(self._log.names, ARCHIVE))
         newest, recorded_at = await newest_record(self._log)
         stamp = self._deps.stamp()
-        own = manifest_sha256(export.folder)
+        own = export.previous.manifest_sha256
         previous = None if manifest.previous is None else manifest.previous.manifest_sha256
         recorded = None if newest is None else newest.manifest_sha256
         if recorded == own:

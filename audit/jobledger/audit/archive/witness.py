@@ -7,6 +7,7 @@ what was moved, so an export that was replaced by another is found, even if that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -15,14 +16,16 @@ import anyio.to_thread
 
 from jobledger.audit.archive.chain import Past
 from jobledger.audit.export import ExportLog
-from jobledger.audit.export.files import Totals
+from jobledger.audit.export.files import Redactions, Totals
+from jobledger.audit.export.manifest import manifest_sha256
 from jobledger.audit.export.payloads import payload_problems
 from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.report import CrossCheck
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import CorruptLedgerError
-from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
+from jobledger.ledger.model.log import Log, events_among
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, Redacted
+from jobledger.ledger.model.times import shown_time
 
 _PROBLEMS_MAX: Final = 100  # with large values, of each export
 _NOTHING: Final = "nothing was ever archived"
@@ -33,6 +36,13 @@ class _ExportSum(NamedTuple):
 
     export: ExportLog
     figures: tuple[int, str, str]  #: count, digest and head hash
+
+
+class _RedactionSum(NamedTuple):
+    """What the redacted events of one export add up to."""
+
+    export: ExportLog
+    figures: tuple[int, str]  #: how many, and the sha256 over their lines
 
 
 class ArchiveWitness:
@@ -47,7 +57,10 @@ class ArchiveWitness:
         self._waiting = [each for each in past.exports if each.manifest.first_sequence >= from_sequence]
         skipped = (each.manifest for each in past.exports if each.manifest.first_sequence < from_sequence)
         self._skipped = {manifest.last_sequence for manifest in skipped}
-        self._totals = Totals()
+        self._totals, self._redactions = Totals(), Redactions()
+        self._redacted: list[_RedactionSum] = []
+        self._facts: dict[int, Redacted] = {}  # by the first sequence of the export, the newest one
+        self._reached = 0
         self._found: dict[int, _ExportSum] = {}  # by last sequence; not yet named by an `archived` event
         self._problems: list[tuple[int, str]] = [(each[0], each[1]) for each in past.problems]
         self._agreeing = 0
@@ -60,22 +73,28 @@ class ArchiveWitness:
                 self._add(message)
             if not isinstance(message, StoredEvent) and message.subject.startswith(self._chain):
                 self._compare(message)
+        self._reached = batch[-1].stream_sequence if batch else self._reached
 
     def _add(self, message: Message) -> None:
         manifest, sequence = self._waiting[0].manifest, message.stream_sequence
         if sequence < manifest.first_sequence:
             return
         if sequence <= manifest.last_sequence:
-            self._totals.add(message.data)
+            self._totals.add(message.sha256)
+            self._redactions.add(message)
         if sequence >= manifest.last_sequence:
-            self._found[manifest.last_sequence] = _ExportSum(self._waiting.pop(0), self._totals.figures)
-            self._totals = Totals()
+            export = self._waiting.pop(0)
+            self._found[manifest.last_sequence] = _ExportSum(export, self._totals.figures)
+            self._redacted.append(_RedactionSum(export, self._redactions.figures))
+            self._totals, self._redactions = Totals(), Redactions()
 
     def _compare(self, message: Message) -> None:
         try:
             event = REACTOR.decode(message)
         except CorruptLedgerError:
             return  # which the checker tells
+        if isinstance(event, Redacted):
+            self._facts[event.first_sequence] = event
         if not isinstance(event, Archived):
             return
         found = self._found.pop(event.through_sequence, None)
@@ -105,6 +124,9 @@ class ArchiveWitness:
         """Tell the checker what does not agree; see `audit.Witness`."""
         for last, found in self._found.items():
             await self._compare_unnamed(last, found)
+        await self._read_facts_behind()
+        for redacted in self._redacted:
+            self._compare_redacted(redacted)
         for export in self._past.exports:
             await anyio.to_thread.run_sync(self._check_payloads, export)
         for sequence, sentence in sorted(self._problems, reverse=True):
@@ -134,6 +156,41 @@ class ArchiveWitness:
             )
         else:
             self._unmatched += 1
+
+    async def _read_facts_behind(self) -> None:
+        """Take the redactions that were recorded after what was read, where the check ends before the ledger does."""
+        log = self._past.log
+        if self._reached >= (await log.head()).last_sequence:
+            return
+        subject = REACTOR.of_type(log.names, "redacted", ARCHIVE)
+        async with contextlib.aclosing(
+            log.read_messages(from_sequence=self._reached + 1, subject=subject)
+        ) as batches:
+            async for batch in batches:
+                for message in events_among(batch):
+                    self._compare(message)
+
+    def _compare_redacted(self, found: _RedactionSum) -> None:
+        """Compare an export's redacted lines, and the manifest that names them, with what was recorded of them."""
+        export, manifest = found.export, found.export.manifest
+        fact = self._facts.get(manifest.first_sequence)
+        count, wrong = found.figures[0], ""
+        if fact is None:
+            wrong = f"{count:,} lines in it were redacted, and no `redacted` event says so" if count else ""
+        elif fact.manifest_sha256 != manifest_sha256(export.folder):
+            wrong = (
+                "it is not as it was redacted"
+                if manifest.redacted_figures[0]
+                else "it has values that were redacted"
+            )
+            wrong += (
+                f": `redacted` of {shown_time(fact.at)} by {fact.by} names another manifest; if the run was cut off, or a "
+                "copy was brought back, run `jobledger audit redact` again for the same jobs"
+            )
+        elif found.figures != (fact.events, fact.lines_sha256):
+            wrong = f"its {count:,} redacted lines are not the {fact.events:,} that `redacted` of {shown_time(fact.at)} names"
+        if wrong:
+            self._say(manifest.first_sequence, f"{export.folder}: {wrong}")
 
     def _check_payloads(self, export: ExportLog) -> None:
         for error in islice(payload_problems(export.folder, export.manifest), _PROBLEMS_MAX):

@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.audit.errors import ExportDamagedError
-from jobledger.audit.export.files import Damage, EventFile, Row, Totals, as_message, next_rows
+from jobledger.audit.export.files import Damage, EventFile, Redactions, Row, Totals, as_message, next_rows
 from jobledger.audit.export.manifest import (
     MANIFEST,
     ExportedPayloads,
@@ -186,6 +186,7 @@ class _FileReader:
         self._on_progress = on_progress
         self._totals = Totals()
         self._skipped = 0  # lines in a row that could not be read
+        self._redacted = Redactions()
 
     async def read(self, file: EventFile) -> None:
         problem = await anyio.to_thread.run_sync(file.check)
@@ -219,7 +220,7 @@ class _FileReader:
             self._note(file, row.problem, line=row.number)
             self._skipped += 1
             return None
-        self._totals.add(row.data)
+        self._totals.add(row.sha256)
         checker, sequence = self._checker, row.stream_sequence
         if not file.entry.first_sequence <= sequence <= file.entry.last_sequence:
             problem = "this event does not belong in a file of its range"
@@ -233,6 +234,7 @@ class _FileReader:
         except CorruptLedgerError as error:
             checker.unreadable(error)
             return None
+        self._redacted.add(message)
         checker.feed(message)
         return message
 
@@ -260,3 +262,5 @@ class _FileReader:
         ):
             if found != wanted:
                 checker.note("", "export", f"{MANIFEST} says {name} {wanted!r}, its events have {found!r}")
+        if self._redacted.figures != self._manifest.redacted_figures:
+            checker.note("", "export", f"its redacted lines are not those that {MANIFEST} says")

@@ -22,7 +22,7 @@ from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.audit.export.remote import at_hand
 from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.aggregates import read_message
-from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.codec import Message, is_digest
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.times import time_text
 
@@ -45,6 +45,12 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     stored_at: datetime
     subject: str
     data: bytes
+    redacted: str = ""  #: hex sha256 of the bytes before the values were taken out; "": they are as stored
+
+    @property
+    def sha256(self) -> bytes:
+        """The sha256 of the event as the ledger had it."""
+        return bytes.fromhex(self.redacted) if self.redacted else hashlib.sha256(self.data).digest()
 
 
 class Damage(msgspec.Struct, frozen=True, gc=False):
@@ -62,9 +68,9 @@ class Totals:
         self._newest = b""
         self.count = 0
 
-    def add(self, data: bytes) -> None:
-        """Take in the stored bytes of the next event."""
-        self._newest = hashlib.sha256(data).digest()
+    def add(self, sha256: bytes) -> None:
+        """Take in the sha256 of the next event as it is stored."""
+        self._newest = sha256
         self._digest.update(self._newest)
         self.count += 1
 
@@ -72,6 +78,25 @@ class Totals:
     def figures(self) -> tuple[int, str, str]:
         """Count, digest and head hash; the last is "" before the first event."""
         return self.count, self._digest.hexdigest(), self._newest.hex()
+
+
+class Redactions:
+    """What an export says of its events that have no values any more, computed as they go by."""
+
+    def __init__(self) -> None:
+        self._lines = hashlib.sha256()
+        self.count = 0
+
+    def add(self, message: Message) -> None:
+        """Take in the next event, if it is such a one."""
+        if message.redacted:
+            self._lines.update(encode_line(message))
+            self.count += 1
+
+    @property
+    def figures(self) -> tuple[int, str]:
+        """How many there are, and the hex sha256 over their lines; 0 and "" without any."""
+        return (self.count, self._lines.hexdigest()) if self.count else (0, "")
 
 
 class EventFile(Protocol):
@@ -126,6 +151,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_sequence: int
     stored_at: datetime
     subject: str
+    redacted: str = ""
     data: msgspec.Raw = msgspec.Raw()
     data_base64: bytes | None = None
 
@@ -146,6 +172,8 @@ def encode_line(message: Message) -> bytes:
         time_text(message.stored_at).encode(),
         _encode(message.subject),
     )
+    if message.redacted:
+        head += b'"redacted":"%s",' % message.redacted.encode()
     line = b'%s"data":%s}\n' % (head, message.data)
     if _is_verbatim(line, message.data):
         return line
@@ -178,9 +206,11 @@ def decode_line(line: bytes, number: int) -> Row | Damage:
         return Damage(number, "the line has to have either `data` or `data_base64`")
     if found.stored_at.tzinfo is None or found.stream_sequence < 1:
         return Damage(number, "the line's time has no zone, or its stream sequence is none")
+    if found.redacted and not is_digest(found.redacted):
+        return Damage(number, "what it says of the bytes before its redaction is no sha256")
     if found.data_base64 is not None:
         data = found.data_base64
-    return Row(number, found.stream_sequence, found.stored_at, found.subject, data)
+    return Row(number, found.stream_sequence, found.stored_at, found.subject, data, found.redacted)
 
 
 class JsonLinesWriter:
@@ -309,7 +339,8 @@ def as_message(file: EventFile, row: Row | Damage) -> Message:
     if isinstance(row, Damage):
         raise ExportDamagedError(file.path, row.problem, line=row.number)
     try:
-        return read_message(row.subject, row.data, row.stream_sequence, row.stored_at)
+        message = read_message(row.subject, row.data, row.stream_sequence, row.stored_at)
+        return msgspec.structs.replace(message, redacted=row.redacted) if row.redacted else message
     except CorruptLedgerError as error:
         sentence = f"{file.path}, line {row.number:,}: {error}"
         raise type(error)(

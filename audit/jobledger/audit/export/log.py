@@ -19,7 +19,7 @@ from jobledger.audit.export.manifest import (
     Manifest,
     Previous,
     export_folder,
-    manifest_sha256,
+    named_sha256,
     read_manifest,
 )
 from jobledger.audit.export.reader import check_file, event_file
@@ -86,7 +86,7 @@ class ExportLog(_ReadOnly):
     def previous(self) -> Previous:
         """How the export that continues this one names it."""
         return Previous(
-            manifest_sha256=manifest_sha256(self.folder),
+            manifest_sha256=named_sha256(self.folder, self.manifest),
             last_sequence=self.manifest.last_sequence,
             head_hash=self.manifest.head_hash,
         )

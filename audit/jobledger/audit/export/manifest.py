@@ -21,7 +21,9 @@ from jobledger.ledger.model.subjects import JobRef, Names, is_token
 
 #: The version of the format; a field more or less makes another one. The first one had no `payloads`.
 FORMAT: Final = 2
-_FORMATS: Final = (1, FORMAT)
+#: Of an export that has lines without values: an earlier release would call it damaged.
+FORMAT_REDACTED: Final = 3
+_FORMATS: Final = (1, FORMAT, FORMAT_REDACTED)
 MANIFEST: Final = "manifest.json"
 #: About 60,000 files, which is 4 TB of events.
 _MANIFEST_BYTES_MAX: Final = 16 << 20
@@ -86,6 +88,16 @@ class ExportedPayloads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.count - self.gone - self.differs if self.included else 0
 
 
+class ExportRedaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an export says of the events whose values were taken out of it."""
+
+    manifest_sha256: (
+        str  #: hex; of the manifest before the first time: by this the ledger and later exports name it
+    )
+    events: int  #: how many events have no values
+    lines_sha256: str  #: hex; over their lines, in stream order
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an export holds."""
 
@@ -105,7 +117,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: tuple[ExportedFile, ...]
     payloads: ExportedPayloads | msgspec.UnsetType = msgspec.UNSET  #: unset in format 1 alone
     previous: Previous | None = None
+    redacted: ExportRedaction | msgspec.UnsetType = msgspec.UNSET  #: unset in any other format than 3
     checksum: str = ""  #: hex sha256 of this manifest's bytes with an empty checksum
+
+    @property
+    def redacted_figures(self) -> tuple[int, str]:
+        """How many of its events have no values, and the sha256 over their lines; 0 and "" without any."""
+        redacted = self.redacted
+        return (
+            (0, "") if isinstance(redacted, msgspec.UnsetType) else (redacted.events, redacted.lines_sha256)
+        )
 
     @property
     def file_format(self) -> FileFormat:
@@ -147,6 +168,15 @@ def manifest_sha256(folder: Path) -> str:
     return hashlib.sha256(_read(export_folder(folder))).hexdigest()
 
 
+def named_sha256(folder: Path, manifest: Manifest) -> str:
+    """Return by which sha256 the ledger and later exports name an export: of its manifest before any redaction.
+
+    Raises: as `manifest_sha256`.
+    """
+    redacted = manifest.redacted
+    return manifest_sha256(folder) if isinstance(redacted, msgspec.UnsetType) else redacted.manifest_sha256
+
+
 def previous_of(folder: Path) -> Previous:
     """Return how the next export names the one in `folder`.
 
@@ -154,7 +184,7 @@ def previous_of(folder: Path) -> Previous:
     """
     manifest = read_manifest(folder)
     return Previous(
-        manifest_sha256=manifest_sha256(folder),
+        manifest_sha256=named_sha256(folder, manifest),
         last_sequence=manifest.last_sequence,
         head_hash=manifest.head_hash,
     )
@@ -215,13 +245,13 @@ def _refuse_newer(path: Path, data: bytes) -> None:
         found = msgspec.json.decode(data, type=_Format).format
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return
-    if found > FORMAT:
+    if found > _FORMATS[-1]:
         raise _newer(path, found)
 
 
 def _newer(path: Path, found: int) -> NotAnExportError:
     return NotAnExportError(
-        f"{path} says that the export has format {found}, and this version reads up to {FORMAT}: "
+        f"{path} says that the export has format {found}, and this version reads up to {_FORMATS[-1]}: "
         "read it with a newer jobledger"
     )
 
@@ -246,7 +276,20 @@ def _contradiction(manifest: Manifest) -> str | None:
         files
     ):
         return "its digest or head hash is none"
-    return _wrong_payloads(manifest) or _wrong_file(manifest, first, last)
+    return _wrong_redaction(manifest) or _wrong_payloads(manifest) or _wrong_file(manifest, first, last)
+
+
+def _wrong_redaction(manifest: Manifest) -> str | None:
+    redacted = manifest.redacted
+    if (manifest.format == FORMAT_REDACTED) == isinstance(redacted, msgspec.UnsetType):
+        return "what it says of redacted events is not of its format"
+    if isinstance(redacted, msgspec.UnsetType):
+        return None
+    if not 0 < redacted.events <= manifest.count:
+        return f"{redacted.events:,} redacted events of {manifest.count:,}"
+    if _HASH.fullmatch(redacted.manifest_sha256) is None or _HASH.fullmatch(redacted.lines_sha256) is None:
+        return "what it says of redacted events has no sha256"
+    return None
 
 
 def _wrong_payloads(manifest: Manifest) -> str | None:

@@ -22,7 +22,7 @@ from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
 from jobledger.audit.export.remote import at_hand
 from jobledger.audit.verify.references import Reference, References
-from jobledger.ledger.files import make_folder, open_file, open_to_write, sync_file, sync_path
+from jobledger.ledger.files import make_folder, open_file, open_to_write, rename_over, sync_file, sync_path
 from jobledger.ledger.model.codec import is_digest
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import PayloadRef
@@ -180,6 +180,62 @@ def _line(path: Path, line: bytes, number: int, before: str) -> PayloadLine:
     if not is_digest(each.sha256) or each.sha256 <= before or _encode(each) + b"\n" != line:
         raise ExportDamagedError(path, "the line is not one that was written, or out of order", line=number)
     return each
+
+
+def list_kept(folder: Path, manifest: Manifest, draft: Path, wanted: References) -> ExportedPayloads:
+    """List in a draft the large values of an export that its events still refer to, `wanted`; return what it then says.
+
+    Raises: ExportDamagedError, ScratchSpaceError, OSError.
+    """
+    payloads, total = manifest.payloads, len(wanted)
+    if isinstance(payloads, msgspec.UnsetType) or not payloads.included or not total:
+        is_included = not isinstance(payloads, msgspec.UnsetType) and payloads.included
+        return ExportedPayloads(included=is_included, count=total, gone=0, differs=0, bytes=0, sha256="")
+    listing, states, size = hashlib.sha256(), Counter[PayloadState](), 0
+    with open_to_write(draft / PAYLOAD_LIST, "xb") as file:
+        for each in _both(listed(folder, manifest), (reference.sha256 for reference in wanted)):
+            states[each.state] += 1
+            size += (folder / PAYLOADS / each.sha256).stat().st_size if each.state == "stored" else 0
+            line = _encode(each) + b"\n"
+            file.write(line)
+            listing.update(line)
+        sync_file(file)
+    gone, differs = states["gone"], states["differs"]
+    return msgspec.structs.replace(
+        payloads, count=total, gone=gone, differs=differs, bytes=size, sha256=listing.hexdigest()
+    )
+
+
+def _both(lines: Iterator[PayloadLine], digests: Iterator[str]) -> Iterator[PayloadLine]:
+    """Yield the lines of a list whose digests are among these; both are in the order of the digests."""
+    wanted = next(digests, None)
+    for each in lines:
+        while wanted is not None and wanted < each.sha256:
+            wanted = next(digests, None)
+        if wanted == each.sha256:
+            yield each
+
+
+def drop_values(folder: Path, before: Manifest, draft: Path, after: Manifest) -> None:
+    """Delete the large values that the list of a draft lacks, and put that list in the place of the export's own.
+
+    Does nothing where that was done before. Raises: ExportDamagedError, OSError.
+    """
+    is_listed = not isinstance(after.payloads, msgspec.UnsetType) and after.payloads.sha256 != ""
+    if not (folder / PAYLOAD_LIST).exists() or (is_listed and not (draft / PAYLOAD_LIST).exists()):
+        return
+    kept = listed(draft, after)
+    keep = next(kept, None)
+    for each in listed(folder, before):
+        while keep is not None and keep.sha256 < each.sha256:
+            keep = next(kept, None)
+        if keep is None or keep.sha256 != each.sha256:
+            (folder / PAYLOADS / each.sha256).unlink(missing_ok=True)
+    sync_path(folder / PAYLOADS)
+    if is_listed:
+        rename_over(draft / PAYLOAD_LIST, folder / PAYLOAD_LIST)
+    else:
+        (folder / PAYLOAD_LIST).unlink()
 
 
 def payload_problems(folder: Path, manifest: Manifest) -> Iterator[ExportDamagedError]:

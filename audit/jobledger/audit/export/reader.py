@@ -61,7 +61,7 @@ def read_export(folder: Path) -> Iterator[Message]:
     totals = Totals()
     for entry in manifest.files:
         for message in _events_of(event_file(folder, entry)):
-            totals.add(message.data)
+            totals.add(message.sha256)
             yield message
     if totals.figures != (manifest.count, manifest.digest, manifest.head_hash):
         raise ExportDamagedError(

@@ -55,7 +55,8 @@ async def import_export(
     returned, it appends nothing. The large values of the export go to `payloads` first, so that no job is
     there without its input.
 
-    Raises: NotAnExportError for a selection, which has holes, and for one of another environment;
+    Raises: NotAnExportError for a selection, which has holes, for one whose events were redacted, and for one of another
+        environment;
         RefusedError when the log holds something else; WrongSequenceError when somebody else appends to it;
         as `read_export` and `Log.append`.
     """
@@ -90,6 +91,12 @@ def restorable(folder: Path, names: Names) -> ExportLog:
     if not export.manifest.complete:
         raise NotAnExportError(
             f"{folder} holds a selection of the events: only a whole range can be brought back"
+        )
+    redacted, _ = export.manifest.redacted_figures
+    if redacted:
+        raise NotAnExportError(
+            f"the values of {redacted:,} events in {folder} were redacted, so they cannot be brought "
+            "back as they were stored: bring back a snapshot of the server instead"
         )
     return export
 

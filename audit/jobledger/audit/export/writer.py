@@ -87,6 +87,11 @@ class _Writer:
     def add(self, batch: list[Message]) -> None:
         self._references.add(batch)
         for message in batch:
+            if message.redacted:
+                sequence = message.stream_sequence
+                raise InvalidInputError(
+                    f"the values of the event at {sequence} were redacted: it cannot be exported again"
+                )
             if self._open is None:
                 self._open = self._begin()
             self._open.add(message)
@@ -248,7 +253,7 @@ async def _read(
 
 def _take(batch: list[Message], totals: Totals, writer: _Writer | None) -> None:
     for message in batch:
-        totals.add(message.data)
+        totals.add(message.sha256)
     if writer is not None:
         writer.add(batch)
 

@@ -196,7 +196,7 @@ class _Span:
         self.worth_it = False  # something else than seals is in it
 
     def add(self, message: Message) -> None:
-        digest = hashlib.sha256(message.data).digest()
+        digest = message.sha256
         self.tree.add(digest)
         self.reached = message.stream_sequence
         self.head_hash = digest.hex()

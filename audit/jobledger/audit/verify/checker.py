@@ -159,7 +159,7 @@ class Checker:
         Raises: ScratchSpaceError.
         """
         sequence = message.stream_sequence
-        digest = hashlib.sha256(message.data).digest()
+        digest = message.sha256
         if sequence != self.next_sequence:
             self._check_sequence(sequence)
         if sequence >= self.next_sequence:
@@ -168,6 +168,7 @@ class Checker:
         before, self._head_hash = self._head_hash, digest
         self._newest = message.stored_at
         self._times.feed(message)
+        self._tally.redacted += message.redacted != ""
         self._total.update(digest)
         if sequence == self._earlier_ends and self._earlier is not None:
             self._tell_of(self._earlier.compare(digest=self._total.hexdigest(), head_hash=digest.hex()))
@@ -504,6 +505,7 @@ class Checker:
             timers_pending=timers_pending,
             times=self._times.found,
             sealed_late=self._owners.late,
+            redacted=self._tally.redacted,
             large_values=self.large_values,
             acknowledged=self.set_aside.listed(self._options.violations_max),
             acknowledged_count=len(self.set_aside.accepted),

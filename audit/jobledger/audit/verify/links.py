@@ -6,7 +6,6 @@ single chain, for a person, asks `check_chain` for all of it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,7 +86,7 @@ def check_chain(messages: Sequence[Message], *, runs: Sequence[Run] = (), begins
             problem = broken_link(prev, before, of=name, age=age)
             if problem is not None:
                 return ChainCheck(events=len(messages), broken_at=message.stream_sequence, problem=problem)
-        before, age = hashlib.sha256(message.data).digest(), message.stream_sequence
+        before, age = message.sha256, message.stream_sequence
     return ChainCheck(events=len(messages), broken_at=None, archived_before=archived_before)
 
 

@@ -126,6 +126,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timers_pending: int  #: jobs that wait for a moment
     times: Times = Times()  #: how the server's times of storing fit the events
     sealed_late: int = 0  #: events that name a key of an owner which was recorded as destroyed before
+    redacted: int = 0  #: events whose values were taken out of the archive
     large_values: LargeValues = LargeValues()
     acknowledged: tuple[
         AcknowledgedMessage, ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -65,8 +64,7 @@ class SealWitness:
     def feed(self, batch: Sequence[Message]) -> None:
         """Take what was read; see `audit.Witness`."""
         for message in batch:
-            digest = hashlib.sha256(message.data).digest()
-            self._found.extend(self._check.feed(message.stream_sequence, digest))
+            self._found.extend(self._check.feed(message.stream_sequence, message.sha256))
 
     async def finish(self, checker: Checker) -> None:
         """Tell the checker what does not agree; see `audit.Witness`."""

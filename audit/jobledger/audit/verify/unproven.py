@@ -44,6 +44,8 @@ def unproven(
         yield "that no event is missing at the end of a chain, for the export holds a selection of the events"
     if begin > 1:
         yield _before(begin, is_part=is_part)
+    if report.redacted:
+        yield _redacted(report.redacted)
     yield from _of_runs(report, is_selection=is_selection)
     anchored = any(each.through or each.intact for each in report.compared)
     if report.what == "export" and not anchored:
@@ -71,6 +73,12 @@ def _before(begin: int, *, is_part: bool) -> str:
     return f"what was archived before {begin:,}: name it with --archive"
 
 
+def _redacted(count: int) -> str:
+    if count == 1:
+        return "what 1 redacted event said: its values were taken out, and its sha256 alone is left"
+    return f"what {count:,} redacted events said: their values were taken out, and their sha256 alone is left"
+
+
 def _of_runs(report: Report, *, is_selection: bool) -> Iterator[str]:
     if is_selection and report.runs + report.children:
         yield "that runs and their children agree, for the other one's events may have been left out"
@@ -79,7 +87,7 @@ def _of_runs(report: Report, *, is_selection: bool) -> Iterator[str]:
     if report.copies_unproven:
         yield (
             f"that {report.copies_unproven:,} copied steps are those of the run they name: its events are not in "
-            "the range"
+            "the range, or were redacted"
         )
 
 

@@ -73,11 +73,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stream_sequence: int
     stored_at: datetime  #: the server's clock, UTC; this one orders
     subject: str = ""  #: under which it is stored; every Log fills it in
+    redacted: str = (
+        ""  #: of an archived event whose values were taken out: hex sha256 of the bytes before that
+    )
 
     @property
     def hash(self) -> str:
-        """The hex sha256 of the stored bytes: the next event's `prev`."""
-        return digest(self.data)
+        """The hex sha256 of the stored bytes: the next event's `prev`. Of a redacted event: of the bytes it had."""
+        return self.redacted or digest(self.data)
+
+    @property
+    def sha256(self) -> bytes:
+        """The same as 32 bytes."""
+        return bytes.fromhex(self.redacted) if self.redacted else hashlib.sha256(self.data).digest()
 
 
 class Unreadable(Message, frozen=True, kw_only=True, gc=False):

@@ -62,6 +62,21 @@ class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     limits: tuple[LimitInForce, ...] | None = None  #: as defined at `through_sequence`; absent: not known
 
 
+class Redacted(_Fact, frozen=True, kw_only=True, tag="redacted", gc=False):
+    """The values of some archived jobs are taken out of an export, which is written anew after this event.
+
+    The newest one about an export says what it is now. Its events keep their sha256, so nothing else of the proof changes.
+    """
+
+    since_form = 2
+    first_sequence: Whole  #: the first stream sequence of the export
+    manifest_sha256: str  #: hex; of the export's manifest as it is written now
+    before_sha256: str  #: hex; of its manifest before that
+    events: Whole  #: how many events of the export have no values now
+    lines_sha256: str  #: hex; over their lines in the export's files
+    reason: str  #: why; for people alone
+
+
 class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
     """Somebody checked the ledger, and had what was found recorded."""
 
@@ -163,12 +178,13 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
-ReactorEvent = SealRecorded | Archived | Counted | Verified | Restored | FormRaised
+ReactorEvent = SealRecorded | Archived | Redacted | Counted | Verified | Restored | FormRaised
 
 #: Whose chain each event belongs to.
 _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
     SealRecorded: SEALS,
     Archived: ARCHIVE,
+    Redacted: ARCHIVE,
     Counted: ARCHIVE,
     Verified: VERIFY,
     Restored: RESTORE,
@@ -195,6 +211,8 @@ def _words(event: ReactorEvent) -> str:
             return f"{first} to {last}"
         case Archived(through_sequence=through, count=count):
             return f"up to {through}, {count:,} events"
+        case Redacted(first_sequence=first, events=count, reason=reason):
+            return f"{count:,} events of the export from {first} on: {reason}"
         case Counted(through_sequence=through, part=part, parts=parts):
             return f"up to {through}, part {part} of {parts}"
         case Restored(backup=backup, through_sequence=through, lost_through=lost):
@@ -215,8 +233,8 @@ def _check(before: ReactorState | None, event: ReactorEvent, stream_sequence: in
             known = 0 if before is None else before.archived_through
             if not known < through < stream_sequence:
                 yield "archive", f"`archived` through {through} follows one through {known}"
-        case Counted():
-            yield from _check_counted(event, stream_sequence)
+        case Redacted() | Counted():
+            yield from _check_beside(event, stream_sequence)
         case Verified(from_sequence=first, to_sequence=last):
             if not 0 < first <= last + 1 <= stream_sequence:
                 yield "transition", f"`verified` of {first} to {last} is stored at {stream_sequence}"
@@ -229,7 +247,13 @@ def _check(before: ReactorState | None, event: ReactorEvent, stream_sequence: in
             pass
 
 
-def _check_counted(event: Counted, stream_sequence: int) -> Iterator[Broken]:
+def _check_beside(event: Redacted | Counted, stream_sequence: int) -> Iterator[Broken]:
+    """Check what is recorded beside the archive runs themselves."""
+    if isinstance(event, Redacted):
+        first, count = event.first_sequence, event.events
+        if not (0 < first < stream_sequence and 0 < count < stream_sequence):
+            yield "archive", f"`redacted` of {count} events from {first} on is stored at {stream_sequence}"
+        return
     archived, through = event.archive_through, event.through_sequence
     if not archived <= through < stream_sequence:
         what = f"`counted` through {through} of an archive through {archived}"

@@ -32,11 +32,11 @@ _OWNER: Final = re.compile(r"[a-z][a-z0-9_]{0,31}:[A-Za-z0-9_-]{1,64}", flags=re
 _MARK: Final = "sealed:"
 _BEGIN: Final = b'"sealed:'
 #: Kinds of errors whose texts the ledger itself writes, without anything of a job's values.
-_OWN_ERRORS: Final = frozenset({"lost", "undeliverable", "unknown_task"})
+OWN_ERRORS: Final = frozenset({"lost", "undeliverable", "unknown_task"})
 #: What stands for a text that nobody gave.
-_OWN_TEXTS: Final = frozenset({"", "refused"})
+OWN_TEXTS: Final = frozenset({"", "refused"})
 #: Texts of people and of code, by the class that has them.
-_TEXTS: Final[Mapping[str, str]] = {
+TEXTS: Final[Mapping[str, str]] = {
     "Noted": "text",
     "Progressed": "note",
     "CarriedProgress": "note",
@@ -154,7 +154,7 @@ def unseal_words(key: ValueKey, words: Mapping[str, str]) -> dict[str, str]:
 
 def seal_error(key: ValueKey, error: ErrorInfo) -> ErrorInfo:
     """Return an error whose message and traceback are sealed; its type and its place in the code stay."""
-    if error.sealed or error.kind in _OWN_ERRORS:
+    if error.sealed or error.kind in OWN_ERRORS:
         return error
     text = msgspec.json.encode([error.message, error.traceback])
     sealed = seal_value(key, text, "error")[1:-1].decode()
@@ -199,10 +199,10 @@ def _clear(name: str, value: Any, *, is_text: bool) -> str:
         case msgspec.Raw():
             return "" if _is_covered(bytes(value)) else name
         case str():
-            return name if is_text and value not in _OWN_TEXTS and not _is_word(value) else ""
+            return name if is_text and value not in OWN_TEXTS and not _is_word(value) else ""
         case ErrorInfo():
             is_open = value.message or value.traceback
-            return f"{name}.message" if is_open and value.kind not in _OWN_ERRORS else ""
+            return f"{name}.message" if is_open and value.kind not in OWN_ERRORS else ""
         case Callback():
             return ""  # words of the code, which are no data
         case msgspec.Struct():
@@ -237,7 +237,7 @@ def _is_covered(value: bytes) -> bool:
 @functools.cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     """Return the fields of a class in which a value may be, and whether it is a text."""
-    text = _TEXTS.get(kind.__name__)
+    text = TEXTS.get(kind.__name__)
     return tuple(
         (each.name, each.name == text)
         for each in msgspec.structs.fields(kind)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.children import child_ref
-from jobledger.ledger.model.codec import StoredEvent, digest
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.events import Completed, Joined, StepStarted
 from jobledger.ledger.model.job import Job
@@ -140,7 +140,7 @@ def _take(
     # An item whose end was copied is no child of this run, whatever job may have such an id.
     child = child_ref(ref, step, member.item)
     if member.queue == ref.queue and (child.queue, child.job_id) == (event.queue, event.job):
-        own[step.key][member.item] = ChildEnd(stored.stream_sequence, digest(stored.data))
+        own[step.key][member.item] = ChildEnd(stored.stream_sequence, stored.hash)
 
 
 def _copied_before(

@@ -15,7 +15,7 @@ import msgspec
 from jobledger.ledger.enqueuer import Enqueuer, unpack
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.codec import StoredEvent, digest
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, RefusedError
 from jobledger.ledger.model.events import RerunOf, order_at_first
@@ -90,7 +90,7 @@ async def plan_rerun(client: Client, ref: JobRef, **how: Unpack[RerunRequest]) -
         queue=ref.queue,
         job=ref.job_id,
         sequence=events[-1].stream_sequence,
-        hash=digest(events[-1].data),
+        hash=events[-1].hash,
         from_step=from_step,
         steps=len(copied) + len(groups),
         children=sum(each.children for each in groups),

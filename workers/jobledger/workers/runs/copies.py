@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.codec import StoredEvent, digest
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CompleteStep, CopyEnds, FailStep, StartStep
 from jobledger.ledger.model.errors import RefusedError, UnreachableError
 from jobledger.ledger.model.events import CopiedEnd, RerunOf, StepCompleted, StepFailed, StepStarted
@@ -79,7 +79,7 @@ async def _begin_again(journal: AttemptJournal, group: CopiedGroup) -> None:
         event = stored.event
         assert isinstance(event, StepStarted), "it began the group"
         fields = {name: getattr(event, name) for name in _BEGINS}
-        copied = CopiedEnd(sequence=stored.stream_sequence, sha256=digest(stored.data))
+        copied = CopiedEnd(sequence=stored.stream_sequence, sha256=stored.hash)
         await journal.append(StartStep(epoch=journal.epoch, copied=copied, **fields))
     for items, ends in group.facts():
         if bits_of(items) & ~journal.job.steps[key].ended:
@@ -94,7 +94,7 @@ async def _events(journal: AttemptJournal, source: RerunOf) -> Mapping[int, Stor
     newest = held.get(source.sequence)
     if newest is None and source.sequence >= first:
         raise UnreachableError(f"run {source.job} cannot be read up to stream sequence {source.sequence} yet")
-    if newest is None or digest(newest.data) != source.hash:
+    if newest is None or newest.hash != source.hash:
         raise RerunSourceError(source.job, source.sequence, differs=newest is not None)
     return held
 
@@ -116,7 +116,7 @@ def _copy(step: Step, stored: StoredEvent, epoch: int) -> CompleteStep | FailSte
     fields = {name: getattr(event, name) for name in _SAME}
     copied = CopiedEnd(
         sequence=stored.stream_sequence,
-        sha256=digest(stored.data),
+        sha256=stored.hash,
         item=failed_item(step),
         **children_from(step, JobRef(queue=event.queue, job_id=event.job)),
     )

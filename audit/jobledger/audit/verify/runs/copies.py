@@ -71,7 +71,7 @@ class Copies:
         self._rows: list[tuple[int, bytes, bytes]] = []
         self._sources: dict[str, str] = {}  #: by rerun, the run that it names
         self.copies = 0  #: ends of steps and of children that were copied
-        self.unproven = 0  #: of them, those whose source was not seen
+        self.unproven = 0  #: of them, those whose source was not seen, or one of both has no values any more
 
     def close(self) -> None:
         """Let go of what was put aside."""
@@ -96,11 +96,11 @@ class Copies:
         if before is not None and after.order.rerun_of is not None:
             yield from _in_place(before, event, after.order.rerun_of)
         if event.copied is not None:
-            yield from self._check(event, after)
-        self._keep(stored, _said(event, event.queue, event.job))
+            yield from self._check(stored, event, after)
+        self._keep(stored, b"" if stored.redacted else _said(event, event.queue, event.job))
 
     def _keep(self, stored: StoredEvent, said: bytes) -> None:
-        self._rows.append((stored.stream_sequence, hashlib.sha256(stored.data).digest(), said))
+        self._rows.append((stored.stream_sequence, stored.sha256, said))
         if len(self._rows) >= _AT_ONCE:
             self._put_aside()
 
@@ -174,7 +174,7 @@ class Copies:
                 return True
         return name not in self._sources and (self._from_sequence > 1 or self._is_selection)
 
-    def _check(self, event: _Copy, after: Job) -> Iterator[Broken]:
+    def _check(self, stored: StoredEvent, event: _Copy, after: Job) -> Iterator[Broken]:
         copied, source = event.copied, after.order.rerun_of
         assert copied is not None, "it is a copy"
         self.copies += not isinstance(event, StepStarted)  # ends are counted: those of its children follow
@@ -188,7 +188,7 @@ class Copies:
                 f"{what} is copied from {copied.sequence}, and it is a rerun as of {source.sequence}",
             )
             return
-        said = _said(event, source.queue, source.job)
+        said = b"" if stored.redacted else _said(event, source.queue, source.job)
         yield from self._compare(
             what, copied.sequence, copied.sha256, said, f"differs from what run {source.job} recorded"
         )
@@ -211,6 +211,8 @@ class Copies:
                 yield "copied", f"{what} is copied from {sequence}, where {nothing}"
         elif found[0].hex() != sha256:
             yield "copied", f"{what} names another hash than the event at {sequence} has"
+        elif not (found[1] and said):
+            self.unproven += 1
         elif found[1] != said:
             yield "copied", f"{what} {differs} at {sequence}"
 

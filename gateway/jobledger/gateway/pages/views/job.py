@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Sequence
 from datetime import datetime
@@ -34,7 +33,7 @@ from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text
 from jobledger.gateway.scoped import facts_for, names_cleared
 from jobledger.ledger.model.chain import fold, load
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.codec import StoredEvent, digest
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
 from jobledger.ledger.model.events import ErrorInfo, event_type
 from jobledger.ledger.model.fingerprint import job_fingerprint
@@ -257,7 +256,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
     text = None if read.hidden or is_own_queue(job.queue) else editable(read.details)
     last = seen[-1].stream_sequence
     events = [
-        EventLine(line=line, hash=_digest(stored.data), fields=fields, after=stored.stream_sequence > last)
+        EventLine(line=line, hash=stored.hash, fields=fields, after=stored.stream_sequence > last)
         for stored, line, fields in zip(history, trail.lines, read.details.events, strict=True)
     ]
     folded = _folded(events)
@@ -391,11 +390,7 @@ def _step(job: Job, run: RunPart | None, key: str, events: Sequence[EventLine]) 
 
 def digest_of(text: str | None) -> str:
     """Return the hash of an input in a form, which shows whether a person changed it; "" without an input."""
-    return "" if text is None else _digest(text.encode())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return "" if text is None else digest(text.encode())
 
 
 def editable(details: JobDetails) -> str | None:
