@@ -434,6 +434,13 @@ async def test_what_was_redacted_cannot_be_brought_back(world: World) -> None:
     await redact(world)
     with pytest.raises(NotAnExportError, match=r"the values of 7 events in .* were redacted, so they cannot"):
         await import_export(exports(world)[0], MemoryLog())
+    manifest = read_manifest(exports(world)[1])
+    silent_one = msgspec.structs.replace(manifest, format=2, redacted=msgspec.UNSET, previous=None)
+    (exports(world)[1] / MANIFEST).write_bytes(manifest_bytes(sealed(silent_one)))
+    held = MemoryLog(clock=world.clock)
+    held.copy_from(world.log, through=manifest.first_sequence - 1)
+    with pytest.raises(NotAnExportError, match=r"the values of the event at \d+ were redacted"):
+        await import_export(exports(world)[1], held)
     with pytest.raises(InvalidInputError, match="were redacted: it cannot be exported again"):
         await write_export(ExportLog(exports(world)[0]), world.folder.with_name("again"))
 

@@ -65,9 +65,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
     living: int  #: that were left as they are, since the ledger still has events of theirs
     events: int  #: that lost their values by this run
     exports: tuple[str, ...]  #: names of the exports that were written anew
-    finished: tuple[
-        str, ...
-    ]  #: names of those that an earlier run had recorded, and that were put in place first
+    finished: tuple[str, ...]  #: names of those that an earlier run had recorded: put in place first
 
 
 class _Written(NamedTuple):
@@ -288,11 +286,8 @@ class Redactor:
         try:
             written = await self._write(export, jobs, draft)
             await self._record(export, jobs, written, reason)
-        except (
-            ArchiveRefusedError,
-            CorruptLedgerError,
-            OSError,
-        ):  # nothing was recorded; after others that is not sure
+        except (ArchiveRefusedError, CorruptLedgerError, OSError):
+            # Nothing was recorded. After other errors it may have been, and then the next run needs the draft.
             await anyio.to_thread.run_sync(shutil.rmtree, draft)
             raise
         if written.events:

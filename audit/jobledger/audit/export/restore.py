@@ -92,13 +92,16 @@ def restorable(folder: Path, names: Names) -> ExportLog:
         raise NotAnExportError(
             f"{folder} holds a selection of the events: only a whole range can be brought back"
         )
-    redacted, _ = export.manifest.redacted_figures
-    if redacted:
-        raise NotAnExportError(
-            f"the values of {redacted:,} events in {folder} were redacted, so they cannot be brought "
-            "back as they were stored: bring back a snapshot of the server instead"
-        )
+    if redacted := export.manifest.redacted_figures[0]:
+        raise _redacted(f"the values of {redacted:,} events in {folder}")
     return export
+
+
+def _redacted(what: str) -> NotAnExportError:
+    return NotAnExportError(
+        f"{what} were redacted, so they cannot be brought back as they were stored: bring back a snapshot of the server "
+        "instead"
+    )
 
 
 async def _held(export: ExportLog, log: Log, chains: _Chains, last: int) -> int:
@@ -147,6 +150,8 @@ async def _one_by_one(export: ExportLog, first: int) -> AsyncGenerator[Message, 
 def _wanted(source: Iterator[Message], held: int, last: int) -> Generator[Message, None, None]:
     """Yield the events that the log lacks; read to the end, so that the digest over all of them is compared."""
     for message in source:
+        if message.redacted:  # and the manifest does not say so
+            raise _redacted(f"the values of the event at {message.stream_sequence}")
         if held < message.stream_sequence <= last:
             yield message
 
