@@ -48,7 +48,8 @@ def _left(found: Any, name: str = "") -> Iterator[tuple[str, Any]]:
                 continue
             yield from _left(value, "note" if name == "metadata" else key)
     elif isinstance(found, list):
-        for each in cast("list[Any]", found):
+        several: list[Any] = found  # pyright: ignore[reportUnknownVariableType]
+        for each in several:
             yield from _left(each, name)
 
 
