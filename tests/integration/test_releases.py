@@ -13,6 +13,10 @@ from tests.support.limited import take_snapshot
 from tests.support.working import LIMIT_S, working
 
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive.chain import read_past
+from jobledger.audit.archive.redacted_jobs import JobChoice
+from jobledger.audit.archive.redactor import Redactor
+from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.export.restore import import_export
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobState, Ledger, connect
@@ -69,6 +73,19 @@ async def test_a_ledger_that_a_release_archived_is_sound_and_its_jobs_go_on(
         assert done.jobs_archived > len(STATES), done.held_back_by
         await sound(ledger.log)
         await sound(await open_archive(ledger.log, moved))
+        await _redact(ledger, moved)
+
+
+async def _redact(ledger: Ledger, folder: Path) -> None:
+    """Take the values of the jobs that the release began out of its archive."""
+    redacted = 0
+    for queue in ("plain", "idle", "runs", "jobledger"):
+        redactor = Redactor(ledger.log, folder, lambda: ledger.stamp("alice"))
+        redacted += (await redactor.run(JobChoice(where={"queue": queue}), reason="old")).events
+    past = await read_past(ledger.log, [folder])
+    report = await verify(past.log, witnesses=[ArchiveWitness(past, ledger.log)])
+    assert report.sound, report.text()
+    assert report.redacted == redacted > len(STATES)
 
 
 async def _go_on(ledger: Ledger) -> None:
