@@ -232,6 +232,29 @@ async def test_a_bucket_that_was_emptied_or_is_of_another_ledger_takes_nothing(
     await rig.check(2 * ENOUGH)
 
 
+async def test_an_archive_goes_on_in_a_bucket_and_in_a_folder_again(rig: Rig, tmp_path: Path) -> None:
+    """What a person copies from one place to the other, under the names it has, is the archive there."""
+    for place in (tmp_path / "before", rig.uri, tmp_path / "after"):
+        if isinstance(place, Path):
+            place.mkdir()
+            for name, data in rig.s3.objects.items():
+                path = place / name.removeprefix("ledger/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        else:
+            for path in (tmp_path / "before").rglob("*"):
+                if path.is_file():
+                    name = f"ledger/{path.relative_to(tmp_path / 'before')}"
+                    rig.s3.objects[name] = path.read_bytes()
+        await rig.set(to=str(place))
+        await rig.run_jobs(ENOUGH)
+        moved = await rig.move()
+        assert (bool(moved.events), moved.trouble) == (True, "")
+    report = await verify(await open_archive(rig.ledger.log, tmp_path / "after"))
+    assert report.sound, report.violations
+    assert dict(report.states) == {"completed": 3 * ENOUGH}
+
+
 async def test_of_two_machines_at_once_one_moves_the_events(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +353,10 @@ def test_commands_take_a_uri_wherever_they_take_the_folder_of_an_archive(
     assert call("audit", "verify", "--archive", uri).lines[-1]["sound"]
     assert call("jobs", "show", "waits", "--archive", uri).lines
     call("audit", "who", "--archive", uri)
+    redacted = cli.run(
+        "audit", "redact", "--archive", uri, "--where", "tenant=acme", "--reason", "law", *cli.where
+    )
+    assert redacted.code == 4, redacted.err
     s3.refuses = lambda _method, _key: True
     away = cli.run("audit", "verify", "--archive", uri, *cli.where)
     assert (away.code, away.out) == (4, "")

@@ -122,7 +122,7 @@ Sequence = Annotated[
 ]
 
 
-def _archive(text: str) -> Path:
+def archive_folder(text: str) -> Path:
     """Return the folder of an archive, also for one that lies behind a URI. Raises: as `local_folder`."""
     from jobledger.audit.archive.mirror import local_folder  # noqa: PLC0415 - few commands read an archive
 
@@ -134,7 +134,7 @@ Archives = Annotated[
     typer.Option(
         "--archive",
         metavar="DIR",
-        parser=_archive,
+        parser=archive_folder,
         help="Folder or URI of the archive that holds the ledger's beginning; or its exports, the oldest first.",
     ),
 ]

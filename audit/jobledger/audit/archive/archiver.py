@@ -22,7 +22,7 @@ import msgspec
 
 from jobledger.audit.archive.chain import chained, export_name, exports_in, open_archive, place_of
 from jobledger.audit.archive.deps import ArchiveDeps, Step
-from jobledger.audit.archive.mirror import drop_files, remove_export, send_export
+from jobledger.audit.archive.mirror import drop_files, own_name, remove_export, send_export
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
 from jobledger.audit.archive.record import newest_archived, newest_record
 from jobledger.audit.counts import append_counts, counted_parts
@@ -280,7 +280,7 @@ class Archiver:
         self._jobs_archived += found.jobs_over - members.ended_here - late
 
     def _place(self, first: int, through: int) -> Path:
-        return self._folder / export_name(first, through)
+        return self._folder / own_name(self._folder, export_name(first, through))
 
     async def _export(self, first: int, through: int) -> Manifest:
         """Write the export, unless it is written already; it is on the disk when this returns."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -18,11 +19,11 @@ from typing import Final
 
 import msgspec
 
-from jobledger.audit.errors import ArchiveAbsentError
-from jobledger.audit.export.manifest import MANIFEST, Manifest, manifest_sha256, read_manifest
+from jobledger.audit.errors import ArchiveAbsentError, ExportDamagedError, NotAnExportError
+from jobledger.audit.export.manifest import MANIFEST, Manifest, manifest_sha256, parse_manifest, read_manifest
 from jobledger.audit.export.payloads import PAYLOAD_LIST, PAYLOADS, listed
-from jobledger.audit.export.remote import DRAFTS, REMOTE, Remote, is_whole, opened, remote_name, remote_of
-from jobledger.ledger.files import data_folder, make_folder, open_file, sync_path, write_whole
+from jobledger.audit.export.remote import DRAFTS, REMOTE, Remote, opened, remote_of
+from jobledger.ledger.files import data_folder, make_folder, open_file, sync_path, write_once, write_whole
 from jobledger.ledger.model.retention import check_uri, is_uri
 
 #: In the folder of an archive: which ledger it belongs to; see `jobledger.admin.archive_place`.
@@ -51,28 +52,39 @@ def local_folder(place: str, *, is_read: bool = True) -> Path:
     folder = data_folder(os.environ, sys.platform) / _ARCHIVES / digits
     if is_read or not (folder / REMOTE).exists():
         make_folder(folder, on_the_disk=True)
-        write_whole(folder / REMOTE, remote.uri.encode())
+        if not (folder / REMOTE).exists():
+            write_once(folder / REMOTE, f"{remote.uri}\n{secrets.token_hex(4)}\n".encode())
         _read_remote(remote, folder)
     return folder
 
 
+def own_name(folder: Path, name: str) -> str:
+    """Return what an export is called that is made in a folder: `name`, with a word of the folder where it is sent elsewhere.
+
+    So two machines that send the same events never write to one name. Raises: OSError.
+    """
+    try:
+        with open_file(folder / REMOTE) as file:
+            return f"{name}.{file.read().decode().split()[1]}"
+    except FileNotFoundError:
+        return name
+
+
 def _read_remote(remote: Remote, folder: Path) -> None:
     """Fetch the manifests that are missing here, and the mark; remove what was fetched long ago."""
-    known = {remote_name(each): each for each in _exports(folder)}
-    there = remote.folders()
-    unknown = [f"{name}/{MANIFEST}" for name in there if name not in known]
-    for each in remote.present(unknown):
-        name = each.partition("/")[0]
-        data = b"".join(remote.read(each))
-        if is_whole(name, data):  # else it is being sent at this moment
+    known, there = {each.name for each in _exports(folder)}, remote.folders()
+    for each in remote.present([f"{name}/{MANIFEST}" for name in there if name not in known]):
+        name, data = each.partition("/")[0], b"".join(remote.read(each))
+        with contextlib.suppress(ExportDamagedError, NotAnExportError):  # it is being sent at this moment
+            parse_manifest(folder / name / MANIFEST, data)
             make_folder(folder / name)
             write_whole(folder / name / MANIFEST, data)
     if not (folder / MARK).exists():
         with contextlib.suppress(FileNotFoundError):
             remote.fetch(MARK, folder / MARK, folder / DRAFTS)
     long_ago = time.time() - _KEPT_S
-    for name in set(there) & set(known):
-        drop_files(known[name], before=long_ago)
+    for name in known.intersection(there):
+        drop_files(folder / name, before=long_ago)
     _remove(_files(folder / DRAFTS), long_ago)
 
 
@@ -90,12 +102,11 @@ def send_export(export: Path, on_progress: OnProgress = lambda _done, _total: No
     remote = remote_of(export.parent)
     if remote is None or lies_there(export):
         return
-    manifest, name = read_manifest(export), remote_name(export)
-    contents = list(_contents(export, manifest))
+    contents = list(_contents(export, read_manifest(export)))
     for done, (each, sha256) in enumerate(contents):
         on_progress(done, len(contents) + 1)
-        remote.send(export / each, f"{name}/{each}", sha256)
-    remote.send(export / MANIFEST, f"{name}/{MANIFEST}", manifest_sha256(export))
+        remote.send(export / each, f"{export.name}/{each}", sha256)
+    remote.send(export / MANIFEST, f"{export.name}/{MANIFEST}", manifest_sha256(export))
 
 
 def lies_there(export: Path) -> bool:
@@ -106,9 +117,9 @@ def lies_there(export: Path) -> bool:
     remote = remote_of(export.parent)
     if remote is None:
         return True
-    name = remote_name(export)
     try:
-        return is_whole(name, b"".join(remote.read(f"{name}/{MANIFEST}")))
+        data = b"".join(remote.read(f"{export.name}/{MANIFEST}"))
+        return hashlib.sha256(data).hexdigest() == manifest_sha256(export)
     except FileNotFoundError:
         return False
 
@@ -154,9 +165,8 @@ def remove_export(export: Path) -> None:
     """
     remote = remote_of(export.parent)
     if remote is not None:
-        name = remote_name(export)
         contents = _contents(export, read_manifest(export))
-        remote.remove(f"{name}/{each}" for each in [MANIFEST, *(each for each, _ in contents)])
+        remote.remove(f"{export.name}/{each}" for each in [MANIFEST, *(each for each, _ in contents)])
     # Without its manifest it is no export any more, whatever of it is removed before this process ends.
     (export / MANIFEST).unlink()
     sync_path(export)
@@ -187,5 +197,5 @@ def shown(path: Path) -> str:
         with contextlib.suppress(ArchiveAbsentError):
             remote = remote_of(folder)
             if remote is not None:
-                return remote.name if folder == path else f"{remote.name}/{remote_name(path)}"
+                return remote.name if folder == path else f"{remote.name}/{path.name}"
     return str(path)

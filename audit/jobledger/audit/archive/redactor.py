@@ -20,7 +20,9 @@ from typing import Final, Literal, NamedTuple
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import chained, exports_in, newest_archived
+from jobledger.audit.archive.chain import chained, exports_in
+from jobledger.audit.archive.mirror import shown
+from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.archive.redacted_jobs import ChosenJobs, JobChoice
 from jobledger.audit.errors import ArchiveRefusedError, ExportDamagedError
 from jobledger.audit.export import ExportLog, JoinedLog, Manifest, manifest_sha256
@@ -35,6 +37,7 @@ from jobledger.audit.export.manifest import (
     sealed,
 )
 from jobledger.audit.export.payloads import drop_values, list_kept
+from jobledger.audit.export.remote import remote_of
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify.references import References
 from jobledger.ledger.files import make_folder, open_folder, rename_over, sync_path, write_whole
@@ -234,8 +237,14 @@ class Redactor:
     async def _chain(self) -> list[ExportLog]:
         """Return the exports of the archive, the oldest first.
 
-        Raises: ArchiveRefusedError where nothing was archived, or not yet taken out of the ledger; as `chained`.
+        Raises: ArchiveRefusedError where nothing was archived, or not yet taken out of the ledger, or the archive lies behind a
+            URI; as `chained`.
         """
+        if remote_of(self._folder) is not None:
+            raise ArchiveRefusedError(
+                f"{shown(self._folder)} has files that are written once: copy it into a folder, say so with `jobledger retention set "
+                "--to DIR`, and redact it there"
+            )
         newest = await newest_archived(self._log)
         if newest is None:
             raise ArchiveRefusedError("nothing was ever archived, so there is nothing to redact")

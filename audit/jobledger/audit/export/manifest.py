@@ -199,8 +199,11 @@ def read_manifest(folder: Path) -> Manifest:
         ExportDamagedError.
     """
     folder = export_folder(folder)
-    data = _read(folder)
-    path = folder / MANIFEST
+    return parse_manifest(folder / MANIFEST, _read(folder))
+
+
+def parse_manifest(path: Path, data: bytes) -> Manifest:
+    """Return the manifest in the bytes of a file, after the same checks. Raises: NotAnExportError, ExportDamagedError."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

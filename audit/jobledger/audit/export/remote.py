@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from jobledger.audit.errors import ArchiveAbsentError
-from jobledger.audit.export.manifest import MANIFEST, manifest_sha256, read_manifest
+from jobledger.audit.export.manifest import MANIFEST
 from jobledger.ledger.files import make_folder, open_file, open_to_write, rename_over, sync_file
 from jobledger.ledger.model.errors import ConfigurationError
 
-#: In the folder that stands for an archive: the archive's URI.
+#: In the folder that stands for an archive: the archive's URI, and a word that no other such folder has.
 REMOTE: Final = ".jobledger-remote"
 #: In the same folder: files that are being fetched.
 DRAFTS: Final = ".fetched"
 _CHUNK_BYTES: Final = 8 << 20  #: each is a request of its own
-_DIGITS: Final = 16  #: of a manifest's sha256, in the name of its export
 #: File systems that make no folder by themselves when a file is written into it.
 _MAKE_FOLDERS: Final = ("local", "hdfs")
 
@@ -157,24 +156,9 @@ def remote_of(folder: Path) -> Remote | None:
     """Return the place that a folder stands for; None where it is an archive itself. Raises: as `Remote`; OSError."""
     try:
         with open_file(folder / REMOTE) as file:
-            return opened(file.read().decode())
+            return opened(file.readline().decode().strip())
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def remote_name(export: Path) -> str:
-    """Return what an export is called in its place: by its range and its manifest, so that two runs never share a name.
-
-    Raises: as `read_manifest`.
-    """
-    manifest = read_manifest(export)
-    digits = manifest_sha256(export)[:_DIGITS]
-    return f"{manifest.first_sequence:020}-{manifest.last_sequence:020}.{digits}"
-
-
-def is_whole(name: str, manifest: bytes) -> bool:
-    """Return whether these bytes are all of the manifest of the export of that name."""
-    return name.rpartition(".")[2] == hashlib.sha256(manifest).hexdigest()[:_DIGITS]
 
 
 def at_hand(path: Path) -> None:
@@ -189,7 +173,7 @@ def at_hand(path: Path) -> None:
         if remote is not None:
             export, *inside = path.relative_to(folder).parts
             if inside != [MANIFEST]:
-                name = "/".join((remote_name(folder / export), *inside))
+                name = "/".join((export, *inside))
                 with contextlib.suppress(FileNotFoundError):
                     remote.fetch(name, path, folder / DRAFTS)
             return

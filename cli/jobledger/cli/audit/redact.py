@@ -14,6 +14,7 @@ from jobledger.audit.archive.redactor import OnRedactProgress, Redaction, Redact
 from jobledger.cli.command import LEDGER, Cli, command
 from jobledger.cli.errors import ArchiveNotWrittenError, UsageError
 from jobledger.cli.groups import AUDIT
+from jobledger.cli.options import archive_folder
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
 from jobledger.cli.session import operator, run
@@ -30,7 +31,9 @@ _LINE_BYTES: Final = 130  # a queue, an id, what is between them and the end of 
 def redact(
     cli: Cli,
     *,
-    folder: Annotated[Path, typer.Option("--archive", metavar="DIR", help="Folder of the archive.")],
+    folder: Annotated[
+        Path, typer.Option("--archive", metavar="DIR", parser=archive_folder, help="Folder of the archive.")
+    ],
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Why it is done; kept in the ledger.")
     ],
