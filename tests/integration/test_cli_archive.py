@@ -71,7 +71,7 @@ def cli(
 def test_a_carried_job_is_explained_and_its_story_told(cli: Cli) -> None:
     assert cli("archive", "--before", now(), "--to", "archive").code == 0
     assert "whole, since events up to 9 go into an archive" in " ".join(cli("trail", "charge-4").out.split())
-    why = cli.there("jobs", "why", "charge-4")
+    why = cli.there("jobs", "show", "--why", "charge-4")
     assert why.code == 0
     assert why.out.splitlines()[-1].split()[2] == "carried"
     assert cli.there("jobs", "show", "charge-1").code == 3

@@ -162,9 +162,9 @@ def test_lists_and_jobs_are_as_they_were(commands: Commands) -> None:
         assert commands.objects("queues", "list", *moment) == []
         assert commands.objects("jobs", "list", *moment) == []
         assert (commands("jobs", "show", "charge-1", *moment))[0] == 3
-    code, out, _ = commands("jobs", "show", "charge-1", "--sequence", "6")
+    code, out, err = commands("jobs", "show", "charge-1", "--sequence", "6")
     assert code == 0
-    assert "(stream sequence 6)" in out
+    assert "(stream sequence 6)" in err
     assert "completed" not in out
 
 

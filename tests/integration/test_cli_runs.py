@@ -1,4 +1,4 @@
-"""`jobledger jobs why|steps|show --tree|graph|signal|pause|resume` on runs in each kind of wait, on a real server."""
+"""`jobledger jobs show` with its sections, `signal`, `pause` and `resume` on runs in each kind of wait, on a real server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def why(cli: Runs, job_id: str) -> dict[str, Any]:
-    (answer,) = cli.jobs("why", job_id, "--json").lines
+    (answer,) = cli.jobs("show", "--why", job_id, "--json").lines
     return answer
 
 
@@ -77,7 +77,7 @@ def test_why_names_the_signal_and_what_it_says_to_type_ends_the_wait(cli: Runs) 
     assert [(each["awaits"], each["step"], each["sequence"]) for each in found["waits"]] == [
         ("signal", "approved", 4)
     ]
-    shown = cli.jobs("why", "order-77").out
+    shown = cli.jobs("show", "--why", "order-77").out
     assert "the events that say so" in shown
     assert "step started" in shown.replace("_", " ")
 
@@ -88,7 +88,7 @@ def test_why_names_the_signal_and_what_it_says_to_type_ends_the_wait(cli: Runs) 
         0,
         "run order-77 was sent signal 'click-1' before: nothing was changed\n",
     )
-    (signal,) = cli.jobs("steps", "order-77", "--json").lines[0]["signals"]
+    (signal,) = cli.jobs("show", "--steps", "order-77", "--json").lines[0]["signals"]
     assert (signal["name"], signal["id"], signal["taken_by"]) == ("approved", "click-1", None)
     assert cli.state("order-77") == "queued"
 
@@ -115,7 +115,7 @@ def test_a_signal_that_its_wait_refuses_at_once_is_told(cli: Runs, monkeypatch: 
 
 def test_commands_name_the_queue_where_it_was_named(cli: Runs) -> None:
     cli.make(runs.for_time, "order-77")
-    (found,) = cli.jobs("why", "order-77", "--queue", runs.QUEUE, "--json").lines
+    (found,) = cli.jobs("show", "--why", "order-77", "--queue", runs.QUEUE, "--json").lines
     assert found["hint"] == "jobledger jobs cancel order-77 --queue orders"
     assert found["waits"][0]["hint"] == found["hint"]
 
@@ -149,7 +149,7 @@ def test_a_person_pauses_and_resumes_a_run_which_then_waits_as_before(cli: Runs)
     again = cli.jobs("pause", "order-77")
     assert (again.code, "is paused already" in again.err) == (4, True), again.err
     told = cli.jobs("resume", "order-77")
-    assert told.out == "job order-77 waits as before it was paused: `jobledger jobs why order-77`\n"
+    assert told.out == "job order-77 waits as before it was paused: `jobledger jobs show order-77 --why`\n"
     assert why(cli, "order-77")["hint"].startswith("jobledger jobs signal order-77 approved")
     assert cli.jobs("resume", "order-77").code == 4
 
@@ -229,10 +229,10 @@ def test_steps_the_tree_and_the_list_are_readable_at_80_columns(
     assert [line.split()[1] for line in tree[3:5]] == ["✗", "▶"]
     assert tree[-1].split() == ["└", "and", "3", "more"]
     for words in (
-        ("steps", "sync-9"),
-        ("why", "sync-9"),
+        ("show", "--steps", "sync-9"),
+        ("show", "--why", "sync-9"),
         ("list",),
-        ("graph", "sync-9"),
+        ("show", "--graph", "sync-9"),
         ("show", "sync-9", "--tree"),
     ):
         answer = cli.jobs(*words)
@@ -245,7 +245,7 @@ def test_steps_the_tree_and_the_list_are_readable_at_80_columns(
 
 def test_the_graph_of_a_run_in_each_format(cli: Runs) -> None:
     cli.make(runs.for_graph, "nightly-1")
-    (graph,) = cli.jobs("graph", "nightly-1", "--json").lines
+    (graph,) = cli.jobs("show", "--graph", "nightly-1", "--json").lines
     assert graph["edges"] == [
         ["1", "2"],
         ["2", "2.0"],
@@ -262,24 +262,42 @@ def test_the_graph_of_a_run_in_each_format(cli: Runs) -> None:
         ("2.2", "waiting"),
         ("2.3", "waiting"),
     ]
-    text = cli.jobs("graph", "nightly-1").out.splitlines()
+    text = cli.jobs("show", "--graph", "nightly-1").out.splitlines()
     assert text[-2].split() == ["2.2", "…", "fetch#2", "waiting", "2.0"]
     assert text[-1].split() == ["2.3", "…", "merge", "waiting", "2.1,", "2.2"]
-    mermaid = cli.jobs("graph", "nightly-1", "--format", "mermaid").out.splitlines()
+    mermaid = cli.jobs("show", "--graph", "nightly-1", "--format", "mermaid").out.splitlines()
     assert mermaid[0] == "flowchart TD"
     assert "  n2_1 --> n2_3" in mermaid
     assert '  n1["✓ charge"]:::completed' in mermaid
-    drawing = ET.fromstring(cli.jobs("graph", "nightly-1", "--format", "svg").out)
+    drawing = ET.fromstring(cli.jobs("show", "--graph", "nightly-1", "--format", "svg").out)
     kinds = [child.tag.rpartition("}")[2] for child in drawing]
     assert (kinds.count("rect"), kinds.count("line"), kinds.count("text")) == (6, 6, 6)
-    assert cli.jobs("graph", "nightly-1", "--format", "gif").code == 2
+    assert cli.jobs("show", "--graph", "nightly-1", "--format", "gif").code == 2
+    then = cli.jobs("show", "--graph", "nightly-1", "--format", "svg", "--sequence", "1")
+    assert "(stream sequence 1)" in then.err
+    assert [child.tag for child in ET.fromstring(then.out)] == [], "its first event records no step"
+
+
+def test_one_section_of_a_job_is_shown_at_a_time(cli: Runs) -> None:
+    cli.make(runs.for_children, "sync-9")
+    for words, said in (
+        (("--why", "--steps"), "--why and --steps each show a section of the job: give one of them"),
+        (("--results",), "--results is about --steps: give both"),
+        (("--graph", "--results"), "--results is about --steps: give both"),
+        (("--format", "svg"), "--format is about --graph: give both"),
+        (("--why", "--archive", "."), "--why shows what the ledger holds: leave out --archive"),
+        (("--tree", "--archive", "."), "--tree shows what the ledger holds: leave out --archive"),
+    ):
+        answer = cli.jobs("show", "sync-9", *words)
+        assert (answer.code, answer.out) == (2, ""), answer
+        assert said in answer.err
 
 
 def test_children_that_nobody_counts_any_more_are_not_called_open(cli: Runs) -> None:
     cli.make(runs.for_children, "sync-9")
     assert "0 of 4 ended, 3 open" in unstyled(cli.jobs("show", "sync-9", "--tree").out)[2].replace("  ", " ")
     assert cli.jobs("cancel", "sync-9").code == 0
-    for shown in (cli.jobs("show", "sync-9", "--tree").out, cli.jobs("steps", "sync-9").out):
+    for shown in (cli.jobs("show", "sync-9", "--tree").out, cli.jobs("show", "--steps", "sync-9").out):
         line = next(each for each in unstyled(shown) if "pages" in each)
         assert "0 of 4 ended before the run did" in " ".join(line.split())
 
@@ -314,30 +332,30 @@ def test_steps_show_what_they_were_given_and_returned(cli: Runs, monkeypatch: py
         await runs.do(ledger, "order-77", started)
 
     cli.with_ledger(make)
-    (plain,) = cli.jobs("steps", "order-77", "--json").lines
+    (plain,) = cli.jobs("show", "--steps", "order-77", "--json").lines
     assert "values" not in plain["steps"][0]
-    (found,) = cli.jobs("steps", "order-77", "--results", "--json").lines
+    (found,) = cli.jobs("show", "--steps", "order-77", "--results", "--json").lines
     values = {each["key"]: each["values"] for each in found["steps"]}
     assert (values["charge"]["result"], values["charge"]["input"]) == ("ch_77", None)
     assert values["page"]["result"] == "\x1b[31m" + "x" * 500, "whole"
     assert values["report"]["result_ref"] == {"sha256": "a" * 64, "size_bytes": 3 << 20}
     assert (values["fetch"]["input"], values["fetch"]["result"]) == ({"n": 1}, None)
     on_a_terminal(monkeypatch)
-    shown = unstyled(cli.jobs("steps", "order-77", "--results").out)
+    shown = unstyled(cli.jobs("show", "--steps", "order-77", "--results").out)
     assert max(map(len, shown)) <= 80, shown
     lines = [line.split(maxsplit=2) for line in shown[shown.index("values") :]]
     assert ["charge", "result", '"ch_77"'] in lines
     assert ["fetch", "input", '{"n":1}'] in lines
     assert ["report", "result", "3.0 MiB beside the ledger, sha256 aaaaaaaaaaaa..."] in lines
-    assert unstyled(cli.jobs("steps", "sync-9", "--results").out)[-1].startswith(
+    assert unstyled(cli.jobs("show", "--steps", "sync-9", "--results").out)[-1].startswith(
         'pages    input    [{"n":0},'
     )
 
 
 def test_a_job_without_steps_says_so(cli: Runs) -> None:
     cli.make(runs.plain, "m-1")
-    assert cli.jobs("steps", "m-1").out == "job m-1 has recorded no step\n"
-    assert cli.jobs("graph", "m-1").out == "job m-1 has recorded no step\n"
+    assert cli.jobs("show", "--steps", "m-1").out == "job m-1 has recorded no step\n"
+    assert cli.jobs("show", "--graph", "m-1").out == "job m-1 has recorded no step\n"
     assert "it has recorded no step" in cli.jobs("show", "m-1", "--tree").out
     assert cli.jobs("show", "nobody", "--tree").code == 3
 
@@ -353,7 +371,7 @@ def test_a_rerun_is_planned_made_once_and_refused_with_the_next_command(cli: Run
     made = cli.jobs(*ask, "--id", "again", "--input", '{"order": "78"}')
     said = "job again begins as order-77 did: it copies 1 step and goes on with approved\n"
     assert (made.code, made.out) == (0, said)
-    assert "`jobledger jobs steps again`" in made.err
+    assert "`jobledger jobs show again --steps`" in made.err
     (known,) = cli.jobs(*ask, "--id", "again", "--json").lines
     assert (known["created"], known["rerun_of"]) == (False, plan["rerun_of"])
     assert "job again is this rerun already" in cli.jobs(*ask, "--id", "again").out

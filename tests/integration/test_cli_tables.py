@@ -105,7 +105,7 @@ def test_what_is_not_there_is_told_with_what_is(cli: Cli) -> None:
 
 
 def test_steps_say_how_many_rows_they_made_and_a_rebuilt_projection_has_the_same(cli: Cli) -> None:
-    assert "1,000 rows" in cli("jobs", "steps", "totals-1").out
+    assert "1,000 rows" in cli("jobs", "show", "--steps", "totals-1").out
     assert "2 rows" in cli("jobs", "show", "totals-1", "--tree").out
     before = cli("tables", "list", "--json").lines
     assert cli("projection", "verify").code == 0

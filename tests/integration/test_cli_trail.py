@@ -84,9 +84,11 @@ def test_a_story_is_told_as_of_a_past_moment(audit: AuditCommand) -> None:
     assert body["lines"] == whole[:3]
     assert body["summary"]["state"] == "retry_wait"
     answer = audit("trail", job, "--at", third["at"])
-    assert answer.out.startswith("as of ")
+    assert answer.err.startswith("as of ")
     assert "retry wait after" in answer.out
     assert "completed" not in answer.out
+    (section,) = audit.run("jobs", "show", job, "--trail", "--json", *audit.where).lines
+    assert section["lines"] == whole
     assert audit("trail", job, "--sequence", "0").code == 3
     assert audit("trail", job, "--at", "2200-01-01").code == 2
     assert audit("trail", "reactor/seals", "--sequence", "1").code == 2

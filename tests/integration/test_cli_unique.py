@@ -1,4 +1,4 @@
-"""`jobledger unique show`, `jobs why` of a unique job, and `jobs reschedule`, on a real server."""
+"""`jobledger unique show`, `jobs show --why` of a unique job, and `jobs reschedule`, on a real server."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ def test_keys_that_are_not_there_are_told(cli: Cli) -> None:
 def test_why_tells_who_holds_the_key(cli: Cli) -> None:
     cli.with_ledger(_fill)
     assert "it holds its key until it has ended: no other one of its kind is made" in " ".join(
-        cli("jobs", "why", "r-1").out.split()
+        cli("jobs", "show", "--why", "r-1").out.split()
     )
-    assert cli("jobs", "why", "r-2", "--json").lines[0]["unique"].startswith("no job holds its key")
+    assert cli("jobs", "show", "--why", "r-2", "--json").lines[0]["unique"].startswith("no job holds its key")
 
     async def another(ledger: Ledger) -> None:
         await ledger.enqueue(report.options(id="r-3"), 2)
 
     cli.with_ledger(another)
-    why = cli("jobs", "why", "r-2", "--json").lines[0]["unique"]
+    why = cli("jobs", "show", "--why", "r-2", "--json").lines[0]["unique"]
     assert why == "job r-3 in queue reports holds its key until it has ended"
 
 
@@ -139,7 +139,9 @@ def test_a_job_is_given_another_time_and_the_acts_tell_who_did(cli: Cli) -> None
     cli.with_ledger(_later(1))  # type: ignore[arg-type]
     done = cli("jobs", "reschedule", "later-0", "--at", "2030-01-01T08:00:00Z", "--reason", "the fair")
     assert (done.code, done.out) == (0, "job later-0 is rescheduled to 2030-01-01 08:00:00.000Z\n"), done.err
-    assert "not due before 2030-01-01 08:00:00.000Z" in " ".join(cli("jobs", "why", "later-0").out.split())
+    assert "not due before 2030-01-01 08:00:00.000Z" in " ".join(
+        cli("jobs", "show", "--why", "later-0").out.split()
+    )
     (act,) = cli("audit", "who", "--json").lines
     assert (act["act"], act["reason"]) == ("reschedule", "the fair")
     sooner = cli("jobs", "reschedule", "later-0", "--in", "5m", "--json").lines

@@ -1,4 +1,4 @@
-"""`jobs why` on a run in each kind of wait: it names what the run waits for, and a command that can be typed as it stands."""
+"""`jobs show --why` on a run in each kind of wait: it names what the run waits for, and a command that can be typed as it stands."""
 
 from __future__ import annotations
 
@@ -68,20 +68,24 @@ WAITS = {
         "jobledger jobs show ID --tree",
     ),
     "call": Wait(
-        runs.for_a_call, "it waits for 1 of 1 child of 'fetch'", "jobledger jobs why ID-2-0 --queue pages"
+        runs.for_a_call,
+        "it waits for 1 of 1 child of 'fetch'",
+        "jobledger jobs show ID-2-0 --why --queue pages",
     ),
     "map": Wait(
         runs.for_children,
         "it waits for 3 of 4 children of 'fetch'",
-        "jobledger jobs why ID-2-0 --queue pages",
+        "jobledger jobs show ID-2-0 --why --queue pages",
     ),
     "held-child": Wait(
-        runs.for_a_held_child, "ID-2-0 (held by tenant:acme)", "jobledger jobs why ID-2-0 --queue pages"
+        runs.for_a_held_child,
+        "ID-2-0 (held by tenant:acme)",
+        "jobledger jobs show ID-2-0 --why --queue pages",
     ),
     "failing": Wait(
         runs.for_a_child_after_a_failed_one,
         "1 ended, 1 of these not completed",
-        "jobledger jobs why ID-2-1 --queue pages",
+        "jobledger jobs show ID-2-1 --why --queue pages",
     ),
     "dead-child": Wait(
         runs.for_a_dead_child,
@@ -124,13 +128,13 @@ def problems(cli: CommandLine, names: list[str]) -> list[str]:
     cli.with_ledger(make)
     wrong: list[str] = []
     for name in names:
-        (found,) = cli.run("jobs", "why", name, "--json", *cli.where).lines
+        (found,) = cli.run("jobs", "show", "--why", name, "--json", *cli.where).lines
         wait = WAITS[name]
         if wait.sentence.replace("ID", name) not in found["sentence"] or found["hint"] != hint_of(name):
             wrong.append(f"{name}: {found['sentence']} -> {found['hint']}")
         if any(each["sequence"] >= found["event_sequence"] for each in found["waits"]):
             wrong.append(f"{name}: {found['event_sequence']} is not behind {found['waits']}")
-        for words in (("show", name, "--tree"), ("graph", name)):
+        for words in (("show", name, "--tree"), ("show", "--graph", name)):
             shown = cli.run("jobs", *words, *cli.where)
             if shown.code or max(map(len, unstyled(shown.out))) > 80:
                 wrong.append(f"{name}, {words[0]}: {shown}")
@@ -148,7 +152,7 @@ def test_why_names_what_to_type_next_for_each_kind_of_wait(cli: CommandLine) -> 
     assert problems(cli, names[living:]) == []
     for hint in dict.fromkeys(map(hint_of, names)):
         words = shlex.split(hint.replace("'...'", "true"))[1:]
-        if words[0] in {"worker", "doctor"} or words[1] in {"show", "why"}:
+        if words[0] in {"worker", "doctor"} or words[1] == "show":
             continue  # it goes on working, has something to complain of, or changes nothing
         answer = cli.run(*words, *cli.where, *(("--yes",) if words[0] == "dlq" else ()))
         assert answer.code == 0, (hint, answer)

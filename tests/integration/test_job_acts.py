@@ -307,7 +307,7 @@ def test_what_a_person_can_do_is_never_to_ask_again() -> None:
     info = WorkerInfo(worker="w", host="h", pid=1, queues=("q",), started_at=now, renewed_at=now)
     said = explain(job, Facts(now=now, workers=(info,), backlog=0, delivered=3))
     assert "it was delivered to a worker that has not started it" in said.sentence
-    assert "jobs why" not in said.hint
+    assert "--why" not in said.hint
 
 
 @each_row("state", list(JobState))
@@ -352,23 +352,26 @@ async def test_the_commands(nats_server: Any, command: Callable[..., Any], tmp_p
         app = ("--app", "sums.py")
         size = ("--ledger-bytes-max", "16777216")
         answer("enqueue", "add", "a=1", "b=2", "--id", "one", *app, *size)
-        assert answer("jobs", "why", "one")["sentence"] == "no worker serves queue sums"
+        assert answer("jobs", "show", "--why", "one")["sentence"] == "no worker serves queue sums"
         assert answer("jobs", "run", "one", *app)["result"] == 3
         assert answer("jobs", "run", "one", *app, code=4)["error"]["type"] == "IllegalTransitionError"
-        then = answer("jobs", "why", "one", "--sequence", "1")
+        then = answer("jobs", "show", "--why", "one", "--sequence", "1")
         assert (then["status"], then["event_sequence"], then["hint"]) == ("queued", 1, "")
         assert "which workers lived then is not known" in then["sentence"]
-        then = answer("jobs", "why", "one", "--sequence", "2")
+        then = answer("jobs", "show", "--why", "one", "--sequence", "2")
         assert then["status"] == "running"
         assert then["sentence"].endswith("whether that worker lived then is not known")
-        assert answer("jobs", "why", "one", "--sequence", "3")["status"] == "completed"
-        assert answer("jobs", "why", "one", "--sequence", "0", code=3)["error"]["type"] == "JobNotYetError"
+        assert answer("jobs", "show", "--why", "one", "--sequence", "3")["status"] == "completed"
+        assert (
+            answer("jobs", "show", "--why", "one", "--sequence", "0", code=3)["error"]["type"]
+            == "JobNotYetError"
+        )
         answer("enqueue", "add", "a=-1", "b=2", "--id", "two", *app)
         failed = command("jobs", "run", "two", *app, *target)
         assert failed.end() == 1
         assert "dead letter" in failed.errors
         assert answer("jobs", "retry", "two", "--reason", "again")["attempts_left"] == 1
         assert answer("jobs", "cancel", "two")["status"] == "cancelled"
-        assert answer("jobs", "why", "nothing", code=3)["error"]["type"] == "JobNotFoundError"
+        assert answer("jobs", "show", "--why", "nothing", code=3)["error"]["type"] == "JobNotFoundError"
 
     await asyncio.to_thread(all_of_it)

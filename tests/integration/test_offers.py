@@ -1,4 +1,4 @@
-"""Whatever `jobs why`, a job's page or `dlq` offers is accepted and moves the job, in every state that can be reached."""
+"""Whatever `jobs show --why`, a job's page or `dlq` offers is accepted and moves the job, in every state that can be reached."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def cli(
 
 def hints_of(cli: CommandLine, job_id: str, state: str) -> list[str]:
     """Return the commands that a person is told for a job."""
-    (found,) = cli.run("jobs", "why", job_id, "--json", *cli.where).lines
+    (found,) = cli.run("jobs", "show", "--why", job_id, "--json", *cli.where).lines
     hints = [found["hint"], *(each["hint"] for each in found["waits"])]
     if found["status"] == "dead_lettered":
         shown = cli.run("dlq", "show", job_id, *cli.where)

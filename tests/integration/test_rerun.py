@@ -178,9 +178,7 @@ async def test_a_rerun_takes_its_source_as_it_was_at_a_moment(ledger: Ledger) ->
     plan = await plan_rerun(ledger, source.ref, from_step="page", at=at)
     assert ([each.key for each in plan.copied], plan.source.state) == (["reserve"], JobState.RUNNING)
     assert plan.rerun_of.sequence < history[-1].stream_sequence
-    with pytest.raises(
-        InvalidInputError, match=r"recorded no step 'charge'.*`jobledger jobs steps order-77`"
-    ):
+    with pytest.raises(InvalidInputError, match=r"recorded no step 'charge'.*`jobledger jobs show order-77`"):
         await plan_rerun(ledger, source.ref, from_step="charge", at=at)
     with pytest.raises(InvalidInputError, match="has no events in the ledger up to"):
         await plan_rerun(ledger, source.ref, from_step="page", at=at - timedelta(days=1))

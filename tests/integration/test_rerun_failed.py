@@ -298,7 +298,7 @@ async def test_a_cancelled_run_is_begun_again_and_what_may_go_on_is_refused(ledg
             while "go_on" not in (await waiting.snapshot()).awaited:
                 await asyncio.sleep(0.01)
         with pytest.raises(
-            RefusedError, match=r"run waiting is waiting and may still go on: `jobledger jobs why waiting`"
+            RefusedError, match=r"run waiting is waiting and may still go on: `jobledger jobs show waiting`"
         ):
             await ledger.rerun(waiting, failed=True)
         await waiting.cancel()

@@ -394,7 +394,9 @@ class Stage:
             (info,) = await list_keys(ledger)
             async with ledger.hints.watch_progress(JobRef(queue="work", job_id="delayed"), lambda _: None):
                 pass  # as `enqueue` does while it waits
-            assert await ledger.leases.find("nobody") is None  # as `jobs why` does of a worker that died
+            assert (
+                await ledger.leases.find("nobody") is None
+            )  # as `jobs show --why` does of a worker that died
             first = await ledger.job("first")
             assert await first.result(timeout_s=LIMIT_S) == LARGE  # as who asks a gateway does
             queued = (await first.history())[0].event
@@ -470,7 +472,7 @@ class Stage:
             act(*words)
         act("jobs", "show", "dead")
         act("jobs", "show", "sealed")
-        act("jobs", "why", "dead")
+        act("jobs", "show", "--why", "dead")
         act("events", "tail")
         assert self._run("Operator", "enqueue", "nobody_has_it") == NOT_FOUND
         act("schedules", "add", "nightly", "--task", "nobody_has_it", "--cron", "30 2 * * *")
@@ -490,7 +492,7 @@ class Stage:
         act("queues", "resume", "work")
         self._operate_on_hooks_and_graphs()
         act("dlq", "requeue", "dead")
-        act("jobs", "why", "dead")
+        act("jobs", "show", "--why", "dead")
         act("jobs", "cancel", "dead")
         act("dlq", "discard", "buried", "--reason", "tried")
         act("events", "subscriptions", "list")

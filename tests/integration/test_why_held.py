@@ -1,4 +1,4 @@
-"""`jobs why` and `limits show` of jobs that are held: the limit, how full it is, who holds it, the place in the line."""
+"""`jobs show --why` and `limits show` of jobs that are held: the limit, how full it is, who holds it, the place in the line."""
 
 from __future__ import annotations
 

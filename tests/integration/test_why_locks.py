@@ -1,4 +1,4 @@
-"""`jobs why` says that a running job waits for a lock, and which process holds it."""
+"""`jobs show --why` says that a running job waits for a lock, and which process holds it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.admin.amounts import attempts_words, duration, read_size, size
 from jobledger.cli.events.lines import event_line, show_event
-from jobledger.cli.jobs.view import show_attempts, show_trail
+from jobledger.cli.jobs.view import show_attempts, show_events
 from jobledger.cli.logs import log_as_process, set_up_logs
 from jobledger.cli.output import Output
 from jobledger.cli.text import age, json_safe, moment, plain, plain_lines, shortened
@@ -241,7 +241,7 @@ def test_a_screen_has_one_format_of_times_and_the_date_above_another_day(
     output = Output()
     output.facts([("created", moment(job.created_at, story.now))])
     show_attempts(output, job)
-    show_trail(output, history)
+    show_events(output, history)
     shown = capsys.readouterr().out
     times = re.findall(r"\d\d:\d\d:\d\d(\S*)", shown)
     assert len(times) == len(history) + 2

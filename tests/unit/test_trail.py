@@ -19,7 +19,7 @@ from tests.support.terminal import on_a_terminal, unstyled
 from jobledger.audit.trail import Lost, Trail, trail_of
 from jobledger.audit.trail_words import count, span
 from jobledger.audit.verify.links import ChainCheck
-from jobledger.cli.audit.trail import show_trail
+from jobledger.cli.jobs.trail import show_trail
 from jobledger.cli.output import Output
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import (

@@ -1,4 +1,4 @@
-"""What `jobs why` says of a job that is held, for each reason why it may be."""
+"""What `jobs show --why` says of a job that is held, for each reason why it may be."""
 
 from __future__ import annotations
 

@@ -567,7 +567,7 @@ def _for_person(facts: Facts) -> Iterator[Diagnosis]:
             since=as_utc(datetime.fromisoformat(each.since)),
             advice=(
                 f"`jobledger dlq requeue {each.child} --queue {each.child_queue}`, once the cause is mended; "
-                f"`jobledger jobs why {each.run} --queue {each.queue}` tells more"
+                f"`jobledger jobs show {each.run} --why --queue {each.queue}` tells more"
             ),
             queue=each.queue,
             nouns=(
@@ -847,7 +847,7 @@ def _taken_ids(facts: Facts) -> Iterator[Diagnosis]:
             found="another job has the id of one of its children, so the run is a dead letter",
             since=as_utc(datetime.fromisoformat(dead_at)),
             advice=(
-                f"`jobledger jobs why {run} --queue {queue}` names that job; begin the run under another id, and discard "
+                f"`jobledger jobs show {run} --why --queue {queue}` names that job; begin the run under another id, and discard "
                 "this one"
             ),
             queue=queue,

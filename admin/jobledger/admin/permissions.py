@@ -252,13 +252,13 @@ publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
 publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up; forget a subscription
 publish $JS.API.DIRECT.GET.LEDGER | read a job's events
 publish $JS.API.CONSUMER.LIST.LEDGER | `doctor`, subscriptions, what an archive run would take from them
-publish $JS.API.CONSUMER.INFO.LEDGER.<consumer> | `jobs why`, `timers status`, a subscription
+publish $JS.API.CONSUMER.INFO.LEDGER.<consumer> | `jobs show --why`, `timers status`, a subscription
 publish $JS.API.CONSUMER.INFO.TIMERS.due | `timers status`
 publish $JS.API.DIRECT.GET.TIMERS | `timers status`: when the next is due
 publish timer.at.job.<queue>.<job>.<sequence> | `timers rebuild`
 publish timer.at.schedule.<schedule>.<sequence> | the same
 publish $JS.API.DIRECT.GET.KV_WORKERS | `workers list`
-publish $JS.API.STREAM.MSG.GET.KV_TASKS | `jobs why`, `schedules add`, `enqueue` without `--app`: what a worker announced of a task
+publish $JS.API.STREAM.MSG.GET.KV_TASKS | `jobs show --why`, `schedules add`, `enqueue` without `--app`: what a worker announced of a task
 publish $JS.API.STREAM.INFO.KV_TASKS | names like that of a task that no worker announced; `init`, a gateway with `--app`: look for the bucket
 publish $JS.API.STREAM.CREATE.KV_TASKS | `init`, a gateway with `--app`: make it where it is missing
 publish $KV.TASKS.<task> | a gateway with `--app`: say what its task is
@@ -267,8 +267,8 @@ publish ledger.job.<queue>.<job>.queued.<priority> | `jobs retry`, `dlq requeue`
 publish hint.cancel.<queue>.<job> | `jobs cancel` of a job that runs
 publish hint.resume.<queue>.<job> | `jobs signal`
 subscribe hint.progress.<queue>.<job> | `enqueue` that waits: its progress
-publish $JS.API.STREAM.MSG.GET.KV_WORKERS | `jobs why`, `locks list`: a worker whose lease is gone
-publish $JS.API.STREAM.MSG.GET.KV_KEYS | `jobs why`, `jobs show`, `erase`: the key of a job's owner
+publish $JS.API.STREAM.MSG.GET.KV_WORKERS | `jobs show --why`, `locks list`: a worker whose lease is gone
+publish $JS.API.STREAM.MSG.GET.KV_KEYS | `jobs show`, `erase`: the key of a job's owner
 publish ledger.webhook.<webhook>.<event> | `webhooks set` and all that changes one; a gateway: that nothing arrives
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id> | the place of a webhook in the ledger
 publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id>.<filter...> | the same, of one type of event

@@ -184,4 +184,4 @@ def _children(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Mome
     if first.is_dead:
         said = "a dead letter waits for a person: requeued, it runs again; discarded, the run is told that it failed"
         return f"{of}: {named}; {said}", f"jobledger dlq requeue {first.job} --queue {first.queue}"
-    return f"{of}: {named}", f"jobledger jobs why {first.job} --queue {first.queue}"
+    return f"{of}: {named}", f"jobledger jobs show {first.job} --why --queue {first.queue}"

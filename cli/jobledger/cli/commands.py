@@ -43,9 +43,7 @@ COMMANDS: Final = Group(
             {
                 "list": "jobs.list",
                 "show": "jobs.show",
-                "steps": "jobs.steps",
                 "logs": "jobs.logs",
-                "graph": "jobs.graph",
                 "signal": "jobs.signal",
                 "pause": "verbs:jobs",
                 "resume": "verbs:jobs",
@@ -55,9 +53,8 @@ COMMANDS: Final = Group(
                 "retry": "jobs.bulk",
                 "reschedule": "jobs.bulk",
                 "discard": "jobs.bulk",
-                "run": "jobs.acts",
+                "run": "jobs.run",
                 "debug": "jobs.debug",
-                "why": "jobs.acts",
             },
         ),
         "workflows": Group(

@@ -15,7 +15,7 @@ def _group(words: str) -> typer.Typer:
 
 TOP: Final = typer.Typer()  #: typer's app for the commands without a group
 QUEUES: Final = _group("List the queues and what they hold; pause, resume, drain and empty them.")
-JOBS: Final = _group("List, show, explain, signal, pause, cancel, retry, reschedule and run jobs.")
+JOBS: Final = _group("List, show, signal, pause, cancel, retry, reschedule and run jobs.")
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")
 TABLES: Final = _group("List, show, export and remove the tables of runs.")
 LOCKS: Final = _group("List and show locks, and which process holds each.")

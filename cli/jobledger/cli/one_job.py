@@ -1,23 +1,25 @@
-"""Parts of the commands about a single job: its id on the command line, and the option for its archive."""
+"""Parts of the commands about a single job: its id on the command line, its chain, and how its archive is named."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import typer
 
 from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.find import find_history, newest_life
-from jobledger.admin.past import AsOf
+from jobledger.admin.past import AsOf, events_until, moment_words
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import LedgerNotSoundError
 from jobledger.cli.output import Output
 from jobledger.cli.past import option_words
 from jobledger.ledger import Job, Ledger
+from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
 from jobledger.projections import Moment
@@ -56,8 +58,57 @@ async def found_history(
         yield FoundJob(ledger, found.log, found.history, sentence, found.chain)
 
 
-async def moment_of_found(found: FoundJob, past: AsOf, job_id: str, command: str) -> Moment:
-    """Return the past moment in the log that the job was read from; an error names `command` if --archive helps.
+class JobRead(NamedTuple):
+    """One job as of the moment that was asked for."""
+
+    ledger: Ledger
+    log: Log  #: as in `FoundJob`
+    job: Job
+    events: list[StoredEvent]  #: never empty
+    chain: ChainCheck
+    then: Moment | None  #: the past moment, if one was asked for
+    now: datetime  #: by which ages are counted: at a past moment the time then
+
+
+#: Looks up what it shows of a job while the connection is open, and returns what prints it.
+Section: TypeAlias = Callable[[Output, JobRead], Awaitable[Callable[[], None]]]
+
+
+async def show_section(
+    cli: Cli,
+    command: str,
+    section: Section,
+    *,
+    job_id: str,
+    queue: str | None,
+    past: AsOf | None,
+    archives: Sequence[Path] | None,
+) -> None:
+    """Read one job from its chain, now or as of a past moment, and print a section of it.
+
+    `command`: as in `found_history`.
+
+    Raises: as `found_history`; MomentAheadError, MomentArchivedError, JobNotYetError, LedgerNotSoundError.
+    """
+    output = cli.output
+    async with found_history(cli, job_id, queue, archives, command) as found:
+        then = await _moment(found, past, job_id, command) if past is not None else None
+        events = newest(found.history if then is None else events_until(found.history, then), output)
+        job = fold(events).job
+        assert job is not None, "a history is not empty"
+        now = found.ledger.clock.now() if then is None else then.at or events[-1].stored_at
+        read = JobRead(found.ledger, found.log, job, events, found.chain, then, now)
+        show = await section(output, read)
+    if then is not None:
+        output.note(moment_words(then))
+    show()
+    if found.missing:
+        output.note(found.missing)
+    refuse_broken(found.chain, f"job {job.id}")
+
+
+async def _moment(found: FoundJob, past: AsOf, job_id: str, command: str) -> Moment:
+    """Return the past moment in the log that the job was read from; an error names `command` where --archive helps.
 
     Raises: MomentAheadError, MomentArchivedError, UnreachableError.
     """

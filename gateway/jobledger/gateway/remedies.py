@@ -10,8 +10,6 @@ from typing import Final
 ADDRESSES: Final[dict[str, str]] = {
     "jobs list": "GET /v1/jobs",
     "jobs show": "GET /v1/jobs/{}",
-    "jobs why": "GET /v1/jobs/{}",
-    "jobs steps": "GET /v1/jobs/{}",
     "jobs rerun": "POST /v1/jobs/{queue}/{}/rerun",
     "jobs retry": "POST /v1/jobs/{queue}/{}/retry",
     "jobs cancel": "POST /v1/jobs/{queue}/{}/cancel",

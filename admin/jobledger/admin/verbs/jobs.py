@@ -190,7 +190,7 @@ class PauseJob(JobVerb, frozen=True, kw_only=True):
         else:
             yield (
                 f"job {found.id} runs on {found.worker}, which was asked to pause it at its next step or "
-                f"checkpoint; without any it goes on to its end: `jobledger jobs why {found.id}`"
+                f"checkpoint; without any it goes on to its end: `jobledger jobs show {found.id} --why`"
             )
 
 
@@ -216,7 +216,7 @@ class ResumeJob(JobVerb, frozen=True, kw_only=True):
         if found.status in (JobState.QUEUED.value, JobState.HELD.value):
             yield f"job {found.id} is {found.status} in {found.queue}"
         else:
-            yield f"job {found.id} waits as before it was paused: `jobledger jobs why {found.id}`"
+            yield f"job {found.id} waits as before it was paused: `jobledger jobs show {found.id} --why`"
 
 
 @verb(

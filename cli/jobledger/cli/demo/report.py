@@ -11,7 +11,7 @@ import msgspec
 from jobledger.admin.amounts import duration, size
 from jobledger.audit.verify import Report, verify
 from jobledger.cli.demo.tasks import FileIndex, index_file
-from jobledger.cli.jobs.view import show_attempts, show_trail
+from jobledger.cli.jobs.view import show_attempts, show_events
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, shortened
 from jobledger.ledger import Ledger
@@ -179,7 +179,7 @@ async def _show_trail(output: Output, ledger: Ledger, store: Store, played: Demo
     output.say()
     output.say(f"Job {row.id} ran {_name(row, played.root)} when its worker was killed", style="bold")
     show_attempts(output, job)
-    show_trail(output, history)
+    show_events(output, history)
 
 
 def _show_totals(output: Output, found: Findings) -> None:

@@ -1,28 +1,19 @@
-"""`jobledger jobs graph`: the steps of a run as a table, as Mermaid text or as an SVG drawing."""
+"""`jobledger jobs show --graph`: the steps of a run as a table, as Mermaid text or as an SVG drawing."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal
-
-import typer
+from typing import Final, Literal
 
 from jobledger.admin.objects.jobs import graph_shown
 from jobledger.admin.run_graph import Node, RunGraph, graph_of, levels
-from jobledger.cli import options
-from jobledger.cli.command import ROWS, Cli, command
-from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.step_words import mark
-from jobledger.cli.one_job import JobId, found_history, newest, refuse_broken
+from jobledger.cli.one_job import JobRead
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, shortened
-from jobledger.ledger.model.chain import fold
 
-_Format = Annotated[
-    Literal["text", "mermaid", "svg"],
-    typer.Option("--format", metavar="FORMAT", help="text, mermaid or svg."),
-]
+Form = Literal["text", "mermaid", "svg"]
 _LABEL_MAX: Final = 40
 _STATUSES: Final = {
     "completed": "#d8f0d8",
@@ -40,34 +31,19 @@ _GAP: Final = 24
 _EDGE: Final = 16
 
 
-@command(JOBS, "graph", takes=ROWS)
-async def graph(
-    cli: Cli,
-    *,
-    job_id: JobId,
-    form: _Format = "text",
-    queue: options.Queue = None,
-    archives: options.Archives = None,
-) -> None:
-    """Show the steps of a run and their order, as text, as a Mermaid flowchart or as an SVG drawing."""
-    output = cli.output
-    async with found_history(cli, job_id, queue, archives, "jobledger jobs graph") as found:
-        job = fold(newest(found.history, output)).job
-    assert job is not None, "a history is not empty"
-    drawn = graph_of(job)
+def show_graph(output: Output, read: JobRead, form: Form) -> None:
+    """Print the steps of a run and what came after what."""
+    drawn = graph_of(read.job)
     if output.as_json:
-        output.object(graph_shown(job, found.chain))
+        output.object(graph_shown(read.job, read.chain))
     elif form == "mermaid":
         output.raw("\n".join(_mermaid(drawn)))
     elif form == "svg":
         output.raw("\n".join(_svg(drawn)))
     else:
-        _show(output, job.id, drawn)
+        _show(output, read.job.id, drawn)
     if drawn.hidden:
         output.note(f"the first {len(drawn.nodes)} nodes are shown, and {drawn.hidden:,} are left out")
-    if found.missing:
-        output.note(found.missing)
-    refuse_broken(found.chain, f"job {job.id}")
 
 
 def _show(output: Output, job_id: str, drawn: RunGraph) -> None:

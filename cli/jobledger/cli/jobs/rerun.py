@@ -113,7 +113,7 @@ async def _rerun(
         return
     goes_on = f"goes on with {source.from_step}" if source.from_step else "executes what had not completed"
     cli.output.say(f"job {made.id} begins as {source.job} did: it copies {_copies(source)} and {goes_on}")
-    cli.output.note(f"`jobledger jobs steps {made.id}` shows what it copied and what it did itself")
+    cli.output.note(f"`jobledger jobs show {made.id} --steps` shows what it copied and what it did itself")
 
 
 def _copies(source: RerunOf) -> str:

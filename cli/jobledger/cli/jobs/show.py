@@ -1,130 +1,56 @@
-"""`jobledger jobs show`: one job, now or as of a past moment, read from its chain, so never stale; or its tree."""
+"""`jobledger jobs show`: one job now or as of a past moment, or a section of what is known of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.text import Text
 
-from jobledger.admin.amounts import duration
 from jobledger.admin.archived import archived_payloads
 from jobledger.admin.objects.jobs import JobShown, checked
-from jobledger.admin.past import AsOf, events_until, moment_words
-from jobledger.admin.runs import Tree, TreeStep, run_tree
 from jobledger.admin.views import details_as
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import JOBS
-from jobledger.cli.jobs.step_words import mark, step_details, step_name, took
+from jobledger.cli.jobs.graph import Form, show_graph
+from jobledger.cli.jobs.steps import show_steps
+from jobledger.cli.jobs.trail import trail_section
+from jobledger.cli.jobs.tree import show_tree
 from jobledger.cli.jobs.view import show_job
-from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken
+from jobledger.cli.jobs.why import show_why
+from jobledger.cli.one_job import JobId, JobRead, Section, show_section
 from jobledger.cli.output import Output
-from jobledger.cli.past import asked, rows_begin, viewed
-from jobledger.cli.text import colored, plain, shortened
-from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.job import CLOSED_STATES
-
-# `jobledger jobs show --tree`: a run, its steps, and all jobs below it, from the projection, which is brought up to
-# date.
-
-_NAME_MAX: Final = 48
-_ERROR_MAX: Final = 120
-_STYLES: Final = {"✓": "green", "✗": "red", "↻": "yellow", "▶": "cyan"}
-
-
-class _Line(NamedTuple):
-    branches: str  #: `│ ├ `
-    mark: str
-    name: str
-    details: tuple[str, ...]
-
-
-def show_tree(output: Output, tree: Tree, now: datetime) -> None:
-    """Print the tree for a person, a line for each step and each child; the names of one depth have one width."""
-    version = f" v{tree.version}" if tree.version else ""
-    head = Text(f"{plain(tree.id)}  {plain(tree.task)}{version}  ", style="bold")
-    output.line(head + _state(tree, now))
-    lines = list(_steps(tree, "", now))
-    width = max((len(line.branches) + len(line.name) for line in lines), default=0)
-    for line in lines:
-        text = Text(line.branches, style="dim")
-        text.append(f"{line.mark} " if line.mark else "", style=_STYLES.get(line.mark, ""))
-        text.append(line.name.ljust(width - len(line.branches)))
-        text.append("   ".join(("", *(shortened(each, _ERROR_MAX) for each in line.details))), style="dim")
-        output.line(text)
-    if not lines:
-        output.say("  it has recorded no step", style="dim")
-
-
-def _state(tree: Tree, now: datetime) -> Text:
-    if tree.completed_at is not None:
-        return colored(tree.status).append(f" {_took(tree)}".rstrip(), style="dim")
-    return colored(tree.status).append(f" {_between(tree.since, now)}", style="dim")
-
-
-def _took(tree: Tree) -> str:
-    """Return how long a job took, including waits between its attempts; "" if it has not ended, or never began."""
-    if tree.started_at is None or tree.completed_at is None:
-        return ""
-    return _between(tree.started_at, datetime.fromisoformat(tree.completed_at))
-
-
-def _between(begin: str, end: datetime) -> str:
-    return duration(max(0.0, (end - datetime.fromisoformat(begin)).total_seconds()))
-
-
-def _steps(tree: Tree, before: str, now: datetime) -> Iterator[_Line]:
-    """Yield the lines below a job; `before`: the branches of the lines above."""
-    for number, step in enumerate(tree.steps, start=1):
-        is_last = number == len(tree.steps) and not tree.undos
-        yield _step(step, f"{before}{'└' if is_last else '├'} ", now, is_closed=tree.status in CLOSED_STATES)
-        yield from _children(step, f"{before}{' ' if is_last else '│'} ", now)
-    if tree.undos:
-        registered = "1 undo" if tree.undos == 1 else f"{tree.undos:,} undos"
-        yield _Line(f"{before}└ ", "·", registered, ("registered, should the run fail or be cancelled",))
-
-
-def _step(each: TreeStep, branches: str, now: datetime, *, is_closed: bool) -> _Line:
-    step = each.step
-    tries = f"{step.tries} tries" if step.tries > 1 else ""
-    is_open = step.status == "started" and not is_closed and step.started_at is not None
-    spent = f"for {_between(step.started_at or '', now)}" if is_open else took(step)
-    details = (tries, spent, *step_details(step, is_closed=is_closed))
-    return _Line(branches, mark(step.status), _cut(step_name(step)), tuple(filter(None, details)))
-
-
-def _children(step: TreeStep, before: str, now: datetime) -> Iterator[_Line]:
-    for number, child in enumerate(step.children, start=1):
-        is_last = number == len(step.children) and not step.hidden
-        details = (
-            child.label if child.label != child.task else "",
-            child.task if child.task != step.step.target else "",
-            child.status.replace("_", " ") if child.status != "completed" else "",
-            "completed after the join" if child.late else "",
-            f"waits for {child.awaiting.replace(' ', ', ')}" if child.awaiting else "",
-            _took(child),
-            child.error or "",
-        )
-        branches = f"{before}{'└' if is_last else '├'} "
-        yield _Line(branches, mark(child.status), _cut(child.id), tuple(filter(None, details)))
-        yield from _steps(child, f"{before}{' ' if is_last else '│'} ", now)
-    if step.hidden:
-        yield _Line(f"{before}└ ", "", f"and {step.hidden:,} more", ())
-
-
-def _cut(name: str) -> str:
-    return shortened(name, _NAME_MAX)
-
+from jobledger.cli.past import asked
 
 _COMMAND: Final = "jobledger jobs show"
-_Tree = Annotated[
-    bool, typer.Option("--tree", metavar="", help="Show the steps of a run, and all the jobs below it.")
+_SECTIONS: Final = "Sections, one at a time"
+
+
+def _section(flag: str, told: str) -> Any:
+    return typer.Option(flag, metavar="", help=told, rich_help_panel=_SECTIONS)
+
+
+_Why = Annotated[bool, _section("--why", "Say what the job waits for, since when, and which event says so.")]
+_Trail = Annotated[
+    bool,
+    _section("--trail", "Say who did what and when, what the job waited for and how long, which error."),
+]
+_Steps = Annotated[bool, _section("--steps", "Show the steps of a run and the signals it was sent.")]
+_Results = Annotated[bool, _section("--results", "With --steps: what each step was given and returned, too.")]
+_Tree = Annotated[bool, _section("--tree", "Show the steps of a run, and all the jobs below it.")]
+_Graph = Annotated[bool, _section("--graph", "Show the steps of a run and what came after what.")]
+_Format = Annotated[
+    Form | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="With --graph: text, mermaid (a flowchart) or svg (a drawing). (default: text)",
+        rich_help_panel=_SECTIONS,
+    ),
 ]
 
 
@@ -137,42 +63,60 @@ async def show(
     at: options.At = None,
     sequence: options.Sequence = None,
     archives: options.Archives = None,
+    why: _Why = False,
+    trail: _Trail = False,
+    steps: _Steps = False,
+    results: _Results = False,
     tree: _Tree = False,
+    graph: _Graph = False,
+    form: _Format = None,
 ) -> None:
-    """Show one job with its attempts and every event, read from its chain, so never stale."""
-    past, output = asked(at, sequence), cli.output
-    if tree:
-        await _show_tree(cli, job_id, queue, past, archives)
+    """Show one job with its attempts and every event, or a section, read from its chain and so never stale."""
+    named = _named(why=why, trail=trail, steps=steps, tree=tree, graph=graph)
+    _refuse_alone("--results", "--steps", is_alone=results and not steps)
+    _refuse_alone("--format", "--graph", is_alone=form is not None and not graph)
+    past = asked(at, sequence)
+    if why or tree:
+        if archives:
+            raise UsageError(f"{named} shows what the ledger holds: leave out --archive")
+        await (show_why if why else show_tree)(cli, job_id, queue, past)
         return
-    async with found_history(cli, job_id, queue, archives, _COMMAND) as found:
-        then = await moment_of_found(found, past, job_id, _COMMAND) if past is not None else None
-        events = newest(found.history if then is None else events_until(found.history, then), output)
-        job = fold(events).job
-        assert job is not None, "a history is not empty"
-        archived = archived_payloads(found.log)
-        more: dict[str, Any] = {"as_of": then or msgspec.UNSET, "chain": checked(found.chain)}
-        shown = await details_as(JobShown, found.ledger, job, events, archived, **more)
-        now = found.ledger.clock.now()
-    if then is not None:
-        output.say(moment_words(then), style="dim")
-        now = then.at or now
+    section: Section = _whole
+    if trail:
+        section = trail_section
+    elif steps:
+        section = partial(_steps_section, results=results)
+    elif graph:
+        section = partial(_graph_section, form=form or "text")
+    of = f"{_COMMAND} {named}".rstrip()
+    await show_section(cli, of, section, job_id=job_id, queue=queue, past=past, archives=archives)
+
+
+def _named(**given: bool) -> str:
+    """Return the option of the section that was asked for; "" for none. Raises: UsageError."""
+    named = [f"--{name}" for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise UsageError(f"{named[0]} and {named[1]} each show a section of the job: give one of them")
+    return named[0] if named else ""
+
+
+def _refuse_alone(option: str, section: str, *, is_alone: bool) -> None:
+    if is_alone:
+        raise UsageError(f"{option} is about {section}: give both")
+
+
+async def _whole(output: Output, read: JobRead) -> Callable[[], None]:
+    archived = archived_payloads(read.log)
+    more: dict[str, Any] = {"as_of": read.then or msgspec.UNSET, "chain": checked(read.chain)}
+    shown = await details_as(JobShown, read.ledger, read.job, read.events, archived, **more)
     if output.as_json:
-        output.object(shown)
-    else:
-        show_job(output, job, shown, events, now=now, chain=found.chain)
-    if found.missing:
-        output.note(found.missing)
-    refuse_broken(found.chain, f"job {job.id}")
+        return partial(output.object, shown)
+    return partial(show_job, output, read.job, shown, read.events, now=read.now, chain=read.chain)
 
 
-async def _show_tree(
-    cli: Cli, job_id: str, queue: str | None, past: AsOf | None, archives: list[Path] | None
-) -> None:
-    if archives:
-        raise UsageError("--tree shows what the ledger holds: leave out --archive")
-    async with viewed(cli, past) as view:
-        tree = run_tree(view.store, job_id, queue)
-    if cli.output.as_json:
-        cli.output.object({**msgspec.structs.asdict(tree), **rows_begin(view)})
-    else:
-        show_tree(cli.output, tree, view.now)
+async def _steps_section(output: Output, read: JobRead, *, results: bool) -> Callable[[], None]:
+    return partial(show_steps, output, read, results=results)
+
+
+async def _graph_section(output: Output, read: JobRead, *, form: Form) -> Callable[[], None]:
+    return partial(show_graph, output, read, form)

@@ -54,7 +54,9 @@ async def signal(
     elif told.refused:
         became = f"its wait refused that: {told.refused}; it waits on"
     elif job.state is JobState.WAITING:
-        became = f"it waits for more: `jobledger jobs why {job.id}`"
+        became = f"it waits for more: `jobledger jobs show {job.id} --why`"
     output.say(f"run {job.id} was sent signal {name}; {became}")
     if told.awaits and not is_awaited:
-        output.note(f"the run waits for {' and '.join(told.awaits)} now (`jobledger jobs why {job.id}`)")
+        output.note(
+            f"the run waits for {' and '.join(told.awaits)} now (`jobledger jobs show {job.id} --why`)"
+        )

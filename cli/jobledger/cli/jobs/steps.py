@@ -1,25 +1,19 @@
-"""`jobledger jobs steps`: the steps of a run so far, read from its chain, so never stale."""
+"""`jobledger jobs show --steps`: what a run has done so far, and the signals it was sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-import typer
 
 from jobledger.admin.amounts import size
 from jobledger.admin.objects.jobs import steps_shown
-from jobledger.admin.past import events_until, moment_words
-from jobledger.admin.runs import RunRecord, StepValues, recorded, step_values
-from jobledger.cli import options
-from jobledger.cli.command import ROWS, Cli, command
-from jobledger.cli.groups import JOBS
+from jobledger.admin.runs import StepValues, recorded, step_values
 from jobledger.cli.jobs.step_words import step_details, took
-from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken
+from jobledger.cli.one_job import JobRead
 from jobledger.cli.output import Output
-from jobledger.cli.past import asked
 from jobledger.cli.text import colored, shortened
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.job import CLOSED_STATES
@@ -27,44 +21,18 @@ from jobledger.ledger.model.runs.steps import name_in
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.steps import SignalRow, StepRow
 
-_COMMAND: Final = "jobledger jobs steps"
 _MORE_MAX: Final = 300
 _STEP_COLUMNS: Final = ("#>", "step", "kind!", "status!", "tries>", "took>", "more~")
 _VALUE_COLUMNS: Final = ("step", "what!", "value")
 _SIGNAL_COLUMNS: Final = ("sequence>", "signal", "id", "sent by", "taken by")
-_Results = Annotated[
-    bool, typer.Option("--results", metavar="", help="Show what each step was given and returned, too.")
-]
 
 
-@command(JOBS, "steps", takes=ROWS)
-async def steps(
-    cli: Cli,
-    *,
-    job_id: JobId,
-    queue: options.Queue = None,
-    at: options.At = None,
-    sequence: options.Sequence = None,
-    archives: options.Archives = None,
-    results: _Results = False,
-) -> None:
-    """List the steps of a run and the signals it was sent, read from its chain and so never stale."""
-    past, output = asked(at, sequence), cli.output
-    async with found_history(cli, job_id, queue, archives, _COMMAND) as found:
-        then = await moment_of_found(found, past, job_id, _COMMAND) if past is not None else None
-        run = recorded(newest(found.history if then is None else events_until(found.history, then), output))
-    if then is not None:
-        output.say(moment_words(then), style="dim")
+def show_steps(output: Output, read: JobRead, *, results: bool) -> None:
+    """Print the steps of a run and the signals it was sent. `results`: what each step was given and returned, too."""
+    run = recorded(read.events)
     if output.as_json:
-        output.object(steps_shown(run, found.chain, results=results))
-    else:
-        _show(output, run, results=results)
-    if found.missing:
-        output.note(found.missing)
-    refuse_broken(found.chain, f"job {run.job.id}")
-
-
-def _show(output: Output, run: RunRecord, *, results: bool) -> None:
+        output.object(steps_shown(run, read.chain, results=results))
+        return
     if not run.steps:
         output.say(f"job {run.job.id} has recorded no step")
     else:

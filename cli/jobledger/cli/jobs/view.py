@@ -75,7 +75,7 @@ def show_job(
         ]
     )
     show_attempts(output, job)
-    show_trail(output, history)
+    show_events(output, history)
     output.say(chain.text(), style="dim" if chain.is_unbroken else "bold red")
     _show_traceback(output, job.error)
 
@@ -107,7 +107,7 @@ def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
     )
 
 
-def show_trail(output: Output, history: Sequence[StoredEvent]) -> None:
+def show_events(output: Output, history: Sequence[StoredEvent]) -> None:
     """Print every event of one job, a line each."""
     clocks = clocks_of(history)
     output.say()

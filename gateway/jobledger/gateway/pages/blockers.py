@@ -1,4 +1,4 @@
-"""Links to what a job waits for, and forms that end the wait, made from the hints of `jobs why`. Pure."""
+"""Links to what a job waits for, and forms that end the wait, made from the hints of why it waits. Pure."""
 
 from __future__ import annotations
 

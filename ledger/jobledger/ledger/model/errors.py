@@ -385,7 +385,7 @@ class UniqueKeyTakenError(RefusedError):
         self.job_id = job_id  #: the job that holds it
         super().__init__(
             f"job {job_id} in queue {queue} has the unique key that this job of task {task} would need: "
-            f"`jobledger jobs why {job_id}` says what it waits for"
+            f"`jobledger jobs show {job_id}` shows that job"
         )
 
 

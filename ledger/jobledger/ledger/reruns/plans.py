@@ -183,7 +183,7 @@ def _check_step(source: Job, from_step: str) -> None:
         near = difflib.get_close_matches(from_step, list(source.steps), n=1)
         meant = f": did you mean {near[0]!r}?" if near else ":"
         raise InvalidInputError(
-            f"run {source.id} has recorded no step {from_step[:80]!r}{meant} `jobledger jobs steps {source.id}` lists them"
+            f"run {source.id} has recorded no step {from_step[:80]!r}{meant} `jobledger jobs show {source.id}` shows those that it has"
         )
     if step.kind == "undo":
         raise InvalidInputError(

@@ -52,8 +52,8 @@ def check_failed(now: Job, source: Job) -> None:
         raise RefusedError(f"run {now.id} completed: nothing is left to mend; name a step to begin it with")
     if not now.is_final:
         raise RefusedError(
-            f"run {now.id} is {now.state.value.replace('_', ' ')} and may still go on: `jobledger jobs why {now.id}` "
-            "says what it waits for; cancel it before what failed is begun again"
+            f"run {now.id} is {now.state.value.replace('_', ' ')} and may still go on: `jobledger jobs show {now.id}` "
+            "shows where it is; cancel it before what failed is begun again"
         )
     doubtful = next(
         (each for each in source.steps.values() if each.kind == "once" and each.state == "started"), None

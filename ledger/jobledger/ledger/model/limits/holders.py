@@ -1,8 +1,8 @@
 """`Holders`: the only fold of the slots that jobs hold. Pure.
 
-Only `granted` takes a slot. The job's own next event that ends its attempt, or the job, gives it back. The flow
-reactor, the check of a ledger, the tables and `jobs why` all count with `Holders`; they know waiting jobs from
-elsewhere: the lines of `grants`, or the job's own state.
+A slot is taken by `granted` alone, and given back by the job's own next event that ends what it was granted for. The
+flow reactor, the check of a ledger, the tables and `jobs show --why` all count with `Holders`; what they know of jobs that
+wait comes from elsewhere: the lines of `grants`, or the job's own state.
 """
 
 from __future__ import annotations
