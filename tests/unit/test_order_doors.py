@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -26,9 +27,10 @@ from jobledger.gateway.api.lists import EnqueuerFilter
 from jobledger.gateway.api.stored_graphs import NewRun
 from jobledger.gateway.client import calls, together
 from jobledger.gateway.client.models import JobSnapshot
-from jobledger.ledger import task
+from jobledger.ledger import Limit, Queue, Unique, task
 from jobledger.ledger.graphs import verbs as graphs
 from jobledger.ledger.graphs.named import NamedNode
+from jobledger.ledger.job_orders import command_of, plain_command
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidError
 from jobledger.ledger.model.events import LABELS, Order
@@ -164,6 +166,45 @@ async def test_what_a_job_is_given_in_python_is_in_its_first_event() -> None:
     assert said((await (await ledger.job("many")).snapshot()).order) == VALUES
     schedule = await ledger.schedules.add("nightly", send.options(**VALUES), on_demand=True)
     assert said(schedule.definition.order) == VALUES
+
+
+#: A value of each option that is not as by default.
+OTHER: Final[dict[str, Any]] = VALUES | {
+    "queue": "mail",
+    "id": "one",
+    "id_template": "{tenant}",
+    "delay_s": 5.0,
+    "run_at": datetime(2030, 1, 1, tzinfo=UTC),
+    "declared": (Limit("db", key="tenant"),),
+    "declared_queue": Queue("default", limits=("db",)),
+    "tenant_template": "{tenant}",
+    "owner": "person:17",
+    "unique": Unique(),
+    "debounce_s": 5.0,
+    "max_wait_s": 60.0,
+    "on_other_input": "keep",
+    "name": "step",
+    "by": "ann",
+    "trace": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+}
+#: What an option cannot be without.
+NEEDS: Final = {"max_wait_s": ("debounce_s", "unique"), "debounce_s": ("unique",)}
+
+
+@each_row("name", Options.__struct_fields__)
+def test_a_job_that_needs_nothing_more_is_ordered_as_any_other(name: str) -> None:
+    """`Enqueuer` has a quicker way for it than `command_of`; a new option that only this one heeds fails here."""
+    ledger = MemoryLedger(send)
+    options = Options(**{each: OTHER[each] for each in (name, *NEEDS.get(name, ()))})
+    assert getattr(options, name) != getattr(Options(), name)
+    if ledger._enqueuer._is_plain(send, options):
+        quick = plain_command(send, options, "j", b'{"number": 7}', "inbox")
+        assert quick == command_of(send, options, "j", b'{"number": 7}', ledger.clock, notify="inbox")
+    else:
+        assert name in {
+            "owner", "tenant_template", "limits", "declared", "declared_queue", "delay_s", "run_at", "debounce_s",
+            "max_wait_s",
+        }  # fmt: skip
 
 
 def test_what_the_remote_client_sends_is_a_whole_order() -> None:
