@@ -171,6 +171,8 @@ def test_each_command_in_a_sentence_of_an_error_has_an_address() -> None:
         ("`jobledger dlq requeue a-1`", "`POST /v1/jobs/QUEUE/a-1/requeue`"),
         ("run `jobledger audit verify`", "run `jobledger audit verify`"),
         ("see `jobledger jobs show`", "see `jobledger jobs show`"),
+        ("`jobledger dlq requeue --fingerprint 4f`", "`jobledger dlq requeue --fingerprint 4f`"),
+        ("`jobledger jobs show a-1 --why`", "`GET /v1/jobs/a-1`"),
         ("`jobledger jobs show a-1 --archive DIR`", "`jobledger jobs show a-1 --archive DIR`"),
     ],
 )

@@ -443,7 +443,7 @@ async def test_a_check_tells_of_values_in_the_clear_and_of_late_events(
         await frozen.enqueue(greet.options(id="late", **OWNED), text="x")  # it stood still for so long
         report = await verify(ledger.log)
         assert (report.sound, report.sealed_late) == (True, 1)
-        assert "1 events name a key that was destroyed before" in report.text()
+        assert "1 event names a key that was destroyed before" in report.text()
         worker = asyncio.create_task(work(ledger, await ledger.job("late")))
         await worker
         late = await (await ledger.job("late")).snapshot()

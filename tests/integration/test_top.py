@@ -48,7 +48,7 @@ def test_one_look_shows_queues_with_rates(cli: CommandLine, tmp_path: Path) -> N
     lines = [line.split() for line in shown.out.splitlines()]
     (other,) = [line for line in lines if line[:1] == ["other"]]
     assert other[1:9] == ["1", "0", "0", "1", "0", "0", "0", "0"]
-    assert "queue other: 1 job waits, and no worker serves the queue (since" in shown.out
+    assert "queue other: 1 job waits, and no worker serves the queue (for " in shown.out
     assert "11 events, 0 events/s, 0 jobs running" in shown.out
 
 

@@ -346,7 +346,7 @@ def test_a_ledger_of_runs_is_sound(memory_bytes_max: int | None) -> None:
     assert found(report) == []
     assert (report.runs, report.children, report.copies) == (12, 22, 1)
     assert report.proven == RUN_RULES
-    said = "proven of runs: step, child, join, wake, signal, orphan, copied (12 runs, 22 children, 1 copied steps)"
+    said = "proven of runs: step, child, join, wake, signal, orphan, copied (12 runs, 22 children, 1 copied step)"
     assert said in report.text()
     assert "runs" not in check(Families().messages).text()
 

@@ -6,6 +6,7 @@ import inspect
 import re
 import secrets
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import typer
@@ -95,19 +96,32 @@ def test_a_word_that_is_no_choice_is_answered_with_the_near_one(
 
 
 @pytest.mark.parametrize("width", [80, 50])
-def test_a_narrow_terminal_cuts_the_end_and_never_the_name(
+def test_a_narrow_terminal_gives_a_long_name_a_line_and_cuts_the_end(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_terminal(monkeypatch, width)
     name = "web-frontend-eu-central-1-4242-1b0f3c5e"
-    columns = ("worker", "queues", "running>", "oldest!", "from!", "since>")
-    row = (name, "billing, emails, reports", 12, "3 min ago", "2026-01-02 03:04:05Z", "4 days ago")
-    Output().table(columns, [row])
-    lines = unstyled(capsys.readouterr().out)
-    assert len(lines) == 3
+    columns = ("worker", "supervisor", "queues", "running>", "oldest!", "from!", "since>")
+    row = (name, "", "billing, emails, reports", 12, "3 min ago", "2026-01-02 03:04:05Z", "4 days ago")
+    Output().table(columns, [row, ("web-1", "", "all", 0, "", "", "1 s ago")])
+    head, _, *lines = unstyled(capsys.readouterr().out)
     assert all(len(line) <= width for line in lines), lines
-    assert lines[2].split()[0] == name
-    assert lines[2].endswith("…")
+    assert "supervisor" not in head, "a column without values is left out"
+    assert lines[0] == name
+    assert lines[1].split()[-4:] == (["03:04:05Z", "4", "days", "ago"] if width == 80 else ANY), lines
+    assert lines[2].split()[:2] == ["web-1", "all"]
+    assert lines[1].endswith("…") == (width == 50)
+
+
+def test_a_long_name_stays_in_its_line_where_there_is_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_terminal(monkeypatch, 80)
+    name = "x" * 60
+    Output().table(("queue", "empty", "queued>"), [(name, "", 7)])
+    head, _, line = unstyled(capsys.readouterr().out)
+    assert head.split() == ["queue", "empty", "queued"]
+    assert line.split() == [name, "7"]
 
 
 @each_row(

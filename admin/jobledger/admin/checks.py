@@ -143,7 +143,7 @@ async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
 def _queue(queue: str, lanes: Sequence[ConsumerInfo]) -> Check:
     """Look at the consumers of one queue, one for each priority: one line for all, and advice on the worst of them."""
     pending, out = sum(each.pending for each in lanes), sum(each.ack_pending for each in lanes)
-    found = f"{pending:,} wait, {out:,} with workers"
+    found = f"{pending:,} to be delivered, {out:,} with workers"
     name = f"queue {queue}"
     limit = next((each for each in map(_limit_reached, lanes) if each), 0)
     if limit:

@@ -748,7 +748,8 @@ def _dead_letters(facts: Facts) -> Iterator[Diagnosis]:
             object=f"task {group.task}",
             found=f"{jobs} of one cause: {group.error_type or group.reason}{error}",
             since=as_utc(datetime.fromisoformat(group.oldest)),
-            advice=f"`jobledger dlq show {group.job_id}` tells more, `jobledger dlq requeue` tries again",
+            advice=f"`jobledger dlq show {group.job_id}` tells more, "
+            f"`jobledger dlq requeue --fingerprint {group.fingerprint}` tries them again",
             queue=group.queue,
             count=group.count,
             nouns=(Noun("task", group.task), Noun("cause", group.fingerprint, jobs)),
@@ -900,10 +901,10 @@ def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:
     return [*found[:SHOWN_MAX], rest]
 
 
-def words_of(each: Diagnosis, moment: Callable[[datetime], str]) -> str:
-    """Return what was found, with the time since when; `moment` tells a time."""
+def words_of(each: Diagnosis, lasts: Callable[[datetime], str]) -> str:
+    """Return what was found, and how long it has been so; `lasts` tells that of the time when it began."""
     is_told = each.since is None or "since" in each.found
-    return each.found if is_told or each.since is None else f"{each.found} (since {moment(each.since)})"
+    return each.found if is_told or each.since is None else f"{each.found} ({lasts(each.since)})"
 
 
 def by_kind(found: Iterable[Diagnosis]) -> Mapping[Kind, int]:

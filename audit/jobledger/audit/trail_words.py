@@ -142,4 +142,4 @@ def first_few(names: Sequence[str], shown_max: int, total: int = 0) -> str:
 
 def count(number: int, what: str, several: str = "") -> str:
     """Return `1 attempt`, `2 attempts`; `several`: the word for more than one, where it is not that with an `s`."""
-    return f"{number} {what}" if number == 1 else f"{number} {several or f'{what}s'}"
+    return f"{number} {what}" if number == 1 else f"{number:,} {several or f'{what}s'}"

@@ -154,7 +154,7 @@ def _counted(count: int, noun: str) -> str:
 def _table(output: Output, outcomes: Sequence[ActResult]) -> None:
     cells = [
         (
-            shortened(outcome.chosen.ref.job_id, 36),
+            outcome.chosen.ref.job_id,
             shortened(outcome.chosen.task, 40),
             outcome.result,
             shortened(_about(outcome), 300),

@@ -20,7 +20,8 @@ from jobledger.cli.text import Cell, plain
 
 _GAP: Final = "   "
 _COMMAND: Final = re.compile(r"`[^`\n]*`")
-_COLUMN_MIN: Final = 4  #: least width of a column that may be cut
+_COLUMN_MIN: Final = 4  #: of a column that may be cut
+_NAME_MAX: Final = 36  #: characters of a UUID; where room is short, a longer name has a line of its own
 
 
 class _Console(Console):
@@ -66,24 +67,25 @@ class Canvas:
         """Print a table, on a terminal one that fits.
 
         A column whose name ends with `>` is right-aligned, one that ends with `!` is never cut, and one that ends with
-        `~` is folded instead. The first column, which holds the name, is never cut, either. If the terminal is still
-        too narrow, the line is cut at its end.
+        `~` is folded instead. Where there is too little room for all, columns without any value are left out, and of the
+        first column, which holds the name and is never cut, a long name stands on a line of its own. If that is not
+        enough, lines are cut at their ends.
         """
-        kinds = [column[-1:] for column in columns]
-        heads = [Text(column.rstrip(">!~"), style="bold") for column in columns]
         cells = [[_cell(value) for value in row] for row in rows]
-        widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
-        if self.console.is_terminal:
-            least = [
-                0 if kind in {">", "!"} else _longest_word(column) if kind == "~" else _COLUMN_MIN
-                for kind, column in zip(kinds, zip(heads, *cells, strict=True), strict=True)
-            ]
-            if kinds[0] != "~":
-                least[0] = 0
-            widths = _fitted(widths, least, self.console.width - len(_GAP) * (len(columns) - 1))
+        heads = [Text(column.rstrip(">!~"), style="bold") for column in columns]
+        kinds = [column[-1:] for column in columns]
+        widths = _widths(heads, cells)
+        if self.console.is_terminal and _whole_width(widths) > self.console.width:
+            filled = [at for at in range(len(heads)) if not at or any(row[at] for row in cells)]
+            heads, kinds = [heads[at] for at in filled], [kinds[at] for at in filled]
+            cells = [[row[at] for at in filled] for row in cells]
+            widths = _fitted_widths(heads, cells, kinds, self.console.width)
         self._row(heads, kinds, widths)
-        self._cut(Text("─" * (sum(widths) + len(_GAP) * (len(columns) - 1))), widths[0])
+        self._cut(Text("─" * _whole_width(widths)))
         for row in cells:
+            if len(row) > 1 and kinds[0] != "~" and row[0].cell_len > widths[0]:
+                self.console.print(row[0], soft_wrap=True)
+                row[0] = Text()
             self._row(row, kinds, widths)
         sys.stdout.flush()
 
@@ -98,12 +100,12 @@ class Canvas:
                 for part, kind, width in zip(parts, kinds, widths, strict=True)
             )
             line.rstrip()
-            self._cut(line, widths[0])
+            self._cut(line)
 
-    def _cut(self, line: Text, name: int) -> None:
-        """Print a line of a table; on a narrow terminal its end is cut off, but not within the name."""
+    def _cut(self, line: Text) -> None:
+        """Print a line of a table; what a terminal has no room for is cut off at the end."""
         if self.console.is_terminal:
-            line.truncate(max(self.console.width, name), overflow="ellipsis")
+            line.truncate(self.console.width, overflow="ellipsis")
         self.console.print(line, soft_wrap=True)
 
     def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
@@ -166,6 +168,35 @@ def _set(cell: Text, width: int, *, is_right: bool) -> Text:
     else:
         shown.pad_right(missing)
     return shown
+
+
+def _widths(heads: Sequence[Text], rows: Iterable[Sequence[Text]]) -> list[int]:
+    return [max(cell.cell_len for cell in column) for column in zip(heads, *rows, strict=True)]
+
+
+def _whole_width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _fitted_widths(
+    heads: Sequence[Text], rows: Sequence[Sequence[Text]], kinds: Sequence[str], width: int
+) -> list[int]:
+    """Return the widths of columns in a terminal of `width`; a name that is wider than the first gets its own line."""
+    widths = _widths(heads, rows)
+    if len(heads) > 1:
+        names = (row[0].cell_len for row in rows)
+        widths[0] = max([heads[0].cell_len, *(each for each in names if each <= _NAME_MAX)])
+    least = [
+        0 if kind in {">", "!"} else _longest_word(column) if kind == "~" else _COLUMN_MIN
+        for kind, column in zip(kinds, zip(heads, *rows, strict=True), strict=True)
+    ]
+    if kinds[0] != "~":
+        least[0] = 0
+    found = _fitted(widths, least, width - len(_GAP) * (len(widths) - 1))
+    over = _whole_width(found) - width
+    if over > 0 and found[0] - over >= heads[0].cell_len:
+        found[0] -= over
+    return found
 
 
 def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

@@ -65,8 +65,9 @@ def hint_over_http(command: str, queue: str) -> str:
 
 def _address(found: re.Match[str], queue: str) -> str:
     words = found[2].split()
-    address = None if "--archive" in words else ADDRESSES.get(found[1])  # an archive is a file of the machine
-    if address is None or len(words) < address.count("{}"):
+    address = None if "--archive" in words else ADDRESSES.get(found[1])  # archives are files of the machine
+    given = words[: 0 if address is None else address.count("{}")]
+    if address is None or len(given) < address.count("{}") or any(each.startswith("-") for each in given):
         return found[0]
     if "--queue" in words[:-1]:
         queue = words[words.index("--queue") + 1]

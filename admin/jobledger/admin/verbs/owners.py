@@ -107,7 +107,8 @@ class ListOwners(Verb[Owners], frozen=True, kw_only=True):
     def say(self, found: Owners) -> Iterator[Told]:
         """Yield a table of them."""
         if not found.items:
-            yield "there is no such owner"
+            of_state = "no job has an owner" if self.state is None else f"no owner is {self.state}"
+            yield f"no such owner comes after {self.after}" if self.after else of_state
             return
         yield Table(
             ("owner!", "state", "jobs>"), [(each.owner, each.state, each.jobs) for each in found.items]

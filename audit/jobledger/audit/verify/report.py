@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from jobledger.audit.trail_words import count
 from jobledger.audit.verify.times import Times
 from jobledger.ledger.model.aggregate import Rule
 from jobledger.ledger.model.times import shown_time
@@ -154,8 +155,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"acknowledged: {self.acknowledged_count - _SHOWN_MAX:,} more")
         lines.extend(f"notice: {notice}" for notice in self.times.notices())
         if self.sealed_late:
+            late = "1 event names" if self.sealed_late == 1 else f"{self.sealed_late:,} events name"
             lines.append(
-                f"notice: {self.sealed_late:,} events name a key that was destroyed before: nobody can read their values"
+                f"notice: {late} a key that was destroyed before, so nobody can read what was sealed under it"
             )
         lines.extend(f"{each.what}: {each.sentence}" for each in self.compared)
         lines.extend(self._proven())
@@ -166,33 +168,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         limits = [rule for rule in self.proven if rule not in RUN_RULES]
         if limits:
             void = f", {self.grants_void:,} more were void" if self.grants_void else ""
-            yield f"proven of limits: {', '.join(limits)} ({self.grants:,} grants{void})"
+            yield f"proven of limits: {', '.join(limits)} ({count(self.grants, 'grant')}{void})"
         runs = [rule for rule in self.proven if rule in RUN_RULES]
         if runs:
-            noun = "child" if self.children == 1 else "children"
-            copies = f", {self.copies:,} copied steps" if self.copies else ""
-            yield f"proven of runs: {', '.join(runs)} ({self.runs:,} runs, {self.children:,} {noun}{copies})"
+            copies = f", {count(self.copies, 'copied step')}" if self.copies else ""
+            children = count(self.children, "child", "children")
+            yield f"proven of runs: {', '.join(runs)} ({count(self.runs, 'run')}, {children}{copies})"
 
     def _verdict(self) -> str:
         if self.sound:
             return f"the {self.what} is sound"
-        counts = ", ".join(f"{rule} {count:,}" for rule, count in sorted(self.broken.items()))
-        noun = "violation" if self.violations_count == 1 else "violations"
-        return f"the {self.what} is NOT sound: {self.violations_count:,} {noun} ({counts})"
+        counts = ", ".join(f"{rule} {number:,}" for rule, number in sorted(self.broken.items()))
+        return f"the {self.what} is NOT sound: {count(self.violations_count, 'violation')} ({counts})"
 
     def _figures(self) -> str:
-        states = ", ".join(f"{state} {count:,}" for state, count in sorted(self.states.items()))
+        states = ", ".join(f"{state} {number:,}" for state, number in sorted(self.states.items()))
         partial = f", {self.partial_jobs:,} of them begun before" if self.partial_jobs else ""
-        jobs = f"{self.jobs:,} jobs{partial}" + (f" ({states})" if states else "")
-        locks = f", {self.locks:,} locks" if self.locks else ""
+        jobs = f"{count(self.jobs, 'job')}{partial}" + (f" ({states})" if states else "")
+        locks = f", {count(self.locks, 'lock')}" if self.locks else ""
         aside = self.acknowledged_count + self.broken.get("readable", 0)
         unreadable = f" ({aside:,} of them no event)" if aside else ""
-        timers = "1 timer" if self.timers_pending == 1 else f"{self.timers_pending:,} timers"
-        messages = "messages" if aside else "events"
-        return (
-            f"{self.events:,} {messages}{unreadable}, {jobs}, {self.attempts:,} attempts, "
-            f"{timers} pending{locks}"
-        )
+        messages = count(self.events, "message" if aside else "event")
+        attempts, timers = count(self.attempts, "attempt"), count(self.timers_pending, "timer")
+        return f"{messages}{unreadable}, {jobs}, {attempts}, {timers} pending{locks}"
 
     def _place(self) -> str:
         return f"stream sequence {self.from_sequence:,} to {self.head_sequence:,} in {self.elapsed_s:.2f} s"

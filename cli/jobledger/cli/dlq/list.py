@@ -81,7 +81,7 @@ async def list_command(
 
 def _row(row: DeadLetterRow, now: datetime) -> tuple[Any, ...]:
     return (
-        shortened(row.job_id, 36),
+        row.job_id,
         shortened(row.task, 64),
         shortened(cause(row), 200),
         row.fingerprint,

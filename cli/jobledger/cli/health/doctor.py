@@ -155,7 +155,7 @@ def _report(output: Output, found: Health) -> None:
         Check(
             check=each.object,
             status=each.level,
-            found=words_of(each, lambda at: moment(at, now)),
+            found=words_of(each, lambda at: f"since {moment(at, now)}"),
             advice=each.advice,
         )
         for each in found.diagnoses

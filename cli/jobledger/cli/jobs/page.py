@@ -123,7 +123,7 @@ def _words(cli: Cli, sought: str, chosen: JobFilter, past: AsOf | None, limit: i
 def _row(row: JobRow, now: datetime) -> tuple[Any, ...]:
     created = datetime.fromisoformat(row.created_at)
     return (
-        shortened(row.id, 36),
+        row.id,
         shortened(row.queue, 64),
         shortened(row.task, 64),
         colored(row.status),

@@ -117,7 +117,7 @@ def _sorted(activity: Activity, sort: str) -> Activity:
 def _hurts(output: Output, activity: Activity) -> None:
     """Print the diagnoses, as `doctor` does."""
     for each in activity.diagnoses[:_HURTS_MAX]:
-        words = words_of(each, lambda at: age(at, activity.at))
+        words = words_of(each, lambda at: f"for {age(at, activity.at).removesuffix(' ago')}")
         output.say(shortened(f"{each.object}: {words}", 200), style=LEVEL_STYLES[each.level])
     left = len(activity.diagnoses) - _HURTS_MAX
     if left > 0:
@@ -162,7 +162,7 @@ def _rate(per_s: float) -> str:
 
 def _worker(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
     return (
-        shortened(info.worker, 30),
+        info.worker,
         ", ".join(info.queues),
         info.running,
         age(info.started_at, now).removesuffix(" ago"),

@@ -9,7 +9,7 @@ from jobledger.admin.workers import list_workers
 from jobledger.cli import options
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import WORKERS
-from jobledger.cli.text import Cell, age, colored, shortened
+from jobledger.cli.text import Cell, age, colored
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.leases import WorkerInfo
 
@@ -39,7 +39,7 @@ async def list_command(cli: Cli, *, limit: options.Limit = 100) -> None:
 
 def _row(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:
     return (
-        shortened(info.worker, 30),
+        info.worker,
         _short(info.supervisor, info.host),
         ", ".join(info.queues),
         info.running,

@@ -117,7 +117,8 @@ def _show(output: Output, shown: ScheduleView) -> None:
             ("catch-up", _catchup(definition)),
             ("jitter", f"up to {definition.jitter_s} s" if definition.jitter_s else None),
             ("ends", None if definition.ends_at is None else moment(definition.ends_at, now)),
-            ("declared", _said(row.declared_at, row.declared_by, row.source, now)),
+            ("declared", _said(row.declared_at, row.declared_by, None, now)),
+            ("declared in", "code" if row.source == "code" else None),
         ]
     )
     if shown.ticks:
