@@ -73,7 +73,16 @@ def test_rows_are_relayed_shown_refused_mended_and_discarded(
     assert (gone.code, "no refused row has the number 3" in gone.err) == (3, True)
     cli.run("outbox", "relay", "--once", *where, *cli.where)
     assert "refused because" in cli.run("outbox", "list", *where).out
-    assert cli.run("outbox", "discard", "2", *where).code == 0
+    for act in ("retry", "discard"):
+        for words in ((), ("2", "--all")):
+            answer = cli.run("outbox", act, *words, *where)
+            assert (answer.code, "say which rows" in answer.err) == (2, True)
+        unsure = cli.run("outbox", act, "--all", *where)
+        assert (unsure.code, f"{act} all refused rows, 1 now: look at them with" in unsure.err) == (2, True)
+    assert cli.run("outbox", "retry", "--all", "--yes", *where).out == "refused rows: 1 wait again\n"
+    cli.run("outbox", "relay", "--once", *where, *cli.where)
+    assert json.loads(cli.run("outbox", "discard", "--all", "--yes", "--json", *where).out) == {"rows": 1}
+    assert cli.run("outbox", "discard", "--all", *where).out == "refused rows: 0 deleted\n"
     assert cli.run("outbox", "list", *where).out == "the outbox is empty\n"
     assert cli.run("outbox", "list", "--refused", *where).out == "no row was refused\n"
 

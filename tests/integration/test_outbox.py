@@ -237,6 +237,14 @@ async def test_a_refused_row_is_seen_and_holds_up_none_behind_it(
     assert await Relay(ledger, database).once() == RelayCounts(refused=2)
     assert await database.discard([1, 2, 99]) == 2
     assert (await database.counts()).refused == 2
+    await add(send, user_id=4)  # it waits, and is not touched
+    assert (await database.retry([]), await database.discard([])) == (0, 0)
+    assert await database.retry(None) == 2
+    assert await Relay(ledger, database).once() == RelayCounts(created=1, refused=2)
+    await add(send, user_id=5)
+    assert await database.discard(None) == 2
+    counts = await database.counts()
+    assert (counts.waiting, counts.refused) == (1, 0)
 
 
 @pytest.mark.parametrize("stored", ["CAST(x'fffe41' AS TEXT)", "x'fffe41'", "x'7b'"])

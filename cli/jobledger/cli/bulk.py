@@ -89,14 +89,14 @@ async def perform_all(cli: Cli, asked: BulkAct) -> int:
     return DONE if plan or all(outcome.result == "done" for outcome in outcomes) else FAILED
 
 
-async def ask(output: Output, question: str) -> None:
-    """Ask a person; a program has to give --yes.
+async def ask(output: Output, question: str, *, look: str = "--plan") -> None:
+    """Ask a person; a program has to say --yes. `look`: what shows what would be changed.
 
     Raises: UsageError without a terminal, typer.Exit when the answer is no.
     """
     if output.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            f"{question.rstrip('?')}: look at them with --plan, then repeat the command with --yes"
+            f"{question.rstrip('?')}: look at them with {look}, then repeat the command with --yes"
         )
     if not await anyio.to_thread.run_sync(lambda: typer.confirm(question), abandon_on_cancel=True):
         output.note("nothing was changed")

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
+from jobledger.cli.bulk import Yes, ask
 from jobledger.cli.command import CREATES, LEDGER, WAITS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import OUTBOX
@@ -30,8 +31,10 @@ from jobledger.ledger.outbox.table import Dialect, schema
 from jobledger.ledger.variables import variable
 from jobledger.ledger.written_orders import WrittenOrder
 
-_NAMED_MAX: Final = 10  #: most numbers in a sentence
-_NUMBERS = Annotated[list[int], typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")]
+_NAMED_MAX: Final = 10  #: numbers in a sentence
+_NUMBERS = Annotated[
+    list[int] | None, typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")
+]
 
 
 def _no_password(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
@@ -249,27 +252,63 @@ async def list_rows(
         cli.output.table(("number>", "job", "task", "added", "refused because"), rows)
 
 
+_All = Annotated[bool, typer.Option("--all", metavar="", help="All refused rows.")]
+
+
 @command(OUTBOX, "retry", takes=("as_json",))
 async def retry(
-    cli: Cli, *, numbers: _NUMBERS, database: _Database = None, database_file: _DatabaseFile = None
+    cli: Cli,
+    *,
+    numbers: _NUMBERS = None,
+    every: _All = False,
+    yes: Yes = False,
+    database: _Database = None,
+    database_file: _DatabaseFile = None,
 ) -> None:
     """Let refused rows wait for the relay again, after the mistake is corrected."""
     async with _opened(database, database_file) as outbox:
-        _tell_count(cli.output, numbers, await outbox.retry(numbers), "wait again")
+        chosen = await _chosen(cli.output, outbox, numbers, "retry", every=every, yes=yes)
+        _tell_count(cli.output, chosen, await outbox.retry(chosen), "wait again")
 
 
 @command(OUTBOX, "discard", takes=("as_json",))
 async def discard(
-    cli: Cli, *, numbers: _NUMBERS, database: _Database = None, database_file: _DatabaseFile = None
+    cli: Cli,
+    *,
+    numbers: _NUMBERS = None,
+    every: _All = False,
+    yes: Yes = False,
+    database: _Database = None,
+    database_file: _DatabaseFile = None,
 ) -> None:
     """Delete refused rows for good: no job is made of them."""
     async with _opened(database, database_file) as outbox:
-        _tell_count(cli.output, numbers, await outbox.discard(numbers), "deleted")
+        chosen = await _chosen(cli.output, outbox, numbers, "discard", every=every, yes=yes)
+        _tell_count(cli.output, chosen, await outbox.discard(chosen), "deleted")
 
 
-def _tell_count(output: Output, numbers: list[int], count: int, what: str) -> None:
-    """Print the number of refused rows. Raises: NotFoundError without any."""
-    if not count:
+async def _chosen(
+    output: Output, outbox: OutboxDatabase, numbers: list[int] | None, act: str, *, every: bool, yes: bool
+) -> list[int] | None:
+    """Return the numbers of the rows, None for all that are refused; ask a person before an act on all.
+
+    Raises: UsageError, typer.Exit when the answer is no.
+    """
+    if bool(numbers) == every:
+        raise UsageError(f"say which rows: `outbox {act} NUMBER`, or --all refused ones")
+    if not every:
+        return numbers
+    refused = (await outbox.counts()).refused
+    if refused and not yes:
+        await ask(
+            output, f"{act} all refused rows, {refused:,} now?", look="`jobledger outbox list --refused`"
+        )
+    return None
+
+
+def _tell_count(output: Output, numbers: list[int] | None, count: int, what: str) -> None:
+    """Say how many refused rows there were. Raises: NotFoundError where none has one of the numbers."""
+    if not count and numbers is not None:
         named = ", ".join(map(str, numbers[:_NAMED_MAX]))
         raise NotFoundError(
             f"no refused row has the number {named}: `jobledger outbox list --refused` shows them"

@@ -63,12 +63,12 @@ class OutboxDatabase(Protocol):
         """Put a row aside, with the reason."""
         ...
 
-    async def retry(self, numbers: Sequence[int]) -> int:
-        """Let refused rows wait again; return how many."""
+    async def retry(self, numbers: Sequence[int] | None) -> int:
+        """Let refused rows wait again, all of them for None; return how many."""
         ...
 
-    async def discard(self, numbers: Sequence[int]) -> int:
-        """Delete refused rows for good; return how many."""
+    async def discard(self, numbers: Sequence[int] | None) -> int:
+        """Delete refused rows for good, all of them for None; return how many."""
         ...
 
     async def counts(self) -> OutboxCounts:

@@ -65,13 +65,13 @@ class PostgresqlOutbox:
         """Put a row aside."""
         await self._change(OF_POSTGRESQL.refuse, sentence.replace("\0", "\\0"), number)
 
-    async def retry(self, numbers: Sequence[int]) -> int:
+    async def retry(self, numbers: Sequence[int] | None) -> int:
         """Let refused rows wait again."""
-        return await self._change(OF_POSTGRESQL.retry, list(numbers))
+        return await self._change(OF_POSTGRESQL.retry, list(numbers or ()), numbers is not None)
 
-    async def discard(self, numbers: Sequence[int]) -> int:
+    async def discard(self, numbers: Sequence[int] | None) -> int:
         """Delete refused rows."""
-        return await self._change(OF_POSTGRESQL.discard, list(numbers))
+        return await self._change(OF_POSTGRESQL.discard, list(numbers or ()), numbers is not None)
 
     async def counts(self) -> OutboxCounts:
         """Count rows."""

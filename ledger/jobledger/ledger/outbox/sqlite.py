@@ -52,13 +52,13 @@ class SqliteOutbox:
         """Put a row aside."""
         await self._change(OF_SQLITE.refuse, sentence, number)
 
-    async def retry(self, numbers: Sequence[int]) -> int:
+    async def retry(self, numbers: Sequence[int] | None) -> int:
         """Let refused rows wait again."""
-        return await self._change(OF_SQLITE.retry, _listed(numbers))
+        return await self._change(OF_SQLITE.retry, _listed(numbers or ()), numbers is not None)
 
-    async def discard(self, numbers: Sequence[int]) -> int:
+    async def discard(self, numbers: Sequence[int] | None) -> int:
         """Delete refused rows."""
-        return await self._change(OF_SQLITE.discard, _listed(numbers))
+        return await self._change(OF_SQLITE.discard, _listed(numbers or ()), numbers is not None)
 
     async def counts(self) -> OutboxCounts:
         """Count rows."""

@@ -69,8 +69,8 @@ class Statements(NamedTuple):
     waiting: str  #: the numbers and orders that wait, the oldest first; takes how many
     delete: str  #: takes numbers
     refuse: str  #: takes the sentence and the number
-    retry: str  #: lets refused rows wait again; takes numbers
-    discard: str  #: deletes refused rows; takes numbers
+    retry: str  #: lets refused rows wait again; takes numbers, and whether only those
+    discard: str  #: deletes refused rows; takes the same
     counts: str  #: how many wait, are refused, and since when the oldest waits
     rows: str  #: takes whether only refused ones, and how many
 
@@ -78,6 +78,7 @@ class Statements(NamedTuple):
 def _statements(value: str, among: str, now: str, size: str, *, truth: str) -> Statements:
     """`value` stands for an argument, `among` tests whether the number is among those of one."""
     refused = "refused_at IS NOT NULL"
+    chosen = f"{refused} AND ({among} OR {value} = {truth})"
     # A window adds up the sizes before each row, so that few large orders are as many as fit.
     waiting = f"""SELECT number, written_order FROM (
         SELECT number, written_order, sum({size}) OVER (ORDER BY number) - {size} AS before FROM (
@@ -88,8 +89,8 @@ def _statements(value: str, among: str, now: str, size: str, *, truth: str) -> S
         waiting=waiting,
         delete=f"DELETE FROM {TABLE} WHERE {among}",
         refuse=f"UPDATE {TABLE} SET refused_at = {now}, refusal = {value} WHERE number = {value}",
-        retry=f"UPDATE {TABLE} SET refused_at = NULL, refusal = NULL WHERE {refused} AND {among}",
-        discard=f"DELETE FROM {TABLE} WHERE {refused} AND {among}",
+        retry=f"UPDATE {TABLE} SET refused_at = NULL, refusal = NULL WHERE {chosen}",
+        discard=f"DELETE FROM {TABLE} WHERE {chosen}",
         counts=f"SELECT count(*) - count(refused_at), count(refused_at), "
         f"min(CASE WHEN refused_at IS NULL THEN added_at END) FROM {TABLE}",
         rows=f"SELECT number, written_order, added_at, refused_at, refusal FROM {TABLE} "
