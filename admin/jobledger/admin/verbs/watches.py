@@ -14,6 +14,7 @@ from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.hooks import watch
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
 from jobledger.ledger.model.hooks.watch import FIGURES, WATCH, Figure, Watch, WatchDefinition, bound_words
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.webhooks.changes import all_watches, change_watch
 
@@ -50,6 +51,20 @@ class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Change, ...]  #: the newest first
 
 
+class WatchVerb(Verb[WatchInfo], frozen=True, kw_only=True):
+    """A change of one watch."""
+
+    name: Name
+
+    async def change(self, place: Place, command: watch.WatchCommand) -> WatchInfo:
+        """Record it. Raises: as `change_watch`."""
+        return info_of(await change_watch(place.ledger, self.name, command, by=place.by))
+
+    def say(self, found: WatchInfo) -> Iterator[Told]:
+        """Say what it looks at, and whether it fires or is removed."""
+        yield _words(found)
+
+
 @verb(
     "watches set",
     "PUT /v1/watches/{name}",
@@ -58,13 +73,12 @@ class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
     problems=(*_WRITES, "JOB_INVALID_INPUT"),
     creates=True,
 )
-class SetWatch(Verb[WatchInfo], frozen=True, kw_only=True):
+class SetWatch(WatchVerb, frozen=True, kw_only=True):
     """Have a figure watched: it fires while it is beyond a bound, and webhooks can deliver that. A gateway judges it.
 
     One that fires stops firing until its figure is found beyond the bound again.
     """
 
-    name: Name
     figure: Annotated[Figure, option(f"What to look at: {', '.join(FIGURES)}.", "FIGURE")]
     above: Annotated[float | None, option("Fire while the figure is greater.", "X")] = None
     below: Annotated[float | None, option("Fire while the figure is less.", "X")] = None
@@ -78,13 +92,8 @@ class SetWatch(Verb[WatchInfo], frozen=True, kw_only=True):
 
     async def do(self, place: Place) -> WatchInfo:
         """Set it. Raises: as `change_watch`."""
-        given = {name: getattr(self, name) for name in WatchDefinition.__struct_fields__}
-        command = watch.SetWatch(definition=WatchDefinition(**given), reason=self.reason)
-        return info_of(await change_watch(place.ledger, self.name, command, by=place.by))
-
-    def say(self, found: WatchInfo) -> Iterator[Told]:
-        """Say what it looks at."""
-        yield _words(found)
+        definition = copied(WatchDefinition, self)
+        return await self.change(place, watch.SetWatch(definition=definition, reason=self.reason))
 
 
 @verb(
@@ -94,20 +103,14 @@ class SetWatch(Verb[WatchInfo], frozen=True, kw_only=True):
     summary="End a watch",
     problems=(*_WRITES, "NOT_FOUND"),
 )
-class RemoveWatch(Verb[WatchInfo], frozen=True, kw_only=True):
+class RemoveWatch(WatchVerb, frozen=True, kw_only=True):
     """End a watch; its history stays."""
 
-    name: Name
     reason: Reason = ""
 
     async def do(self, place: Place) -> WatchInfo:
         """End it. Raises: as `change_watch`."""
-        command = watch.RemoveWatch(reason=self.reason)
-        return info_of(await change_watch(place.ledger, self.name, command, by=place.by))
-
-    def say(self, found: WatchInfo) -> Iterator[Told]:
-        """Say that it is removed."""
-        yield _words(found)
+        return await self.change(place, watch.RemoveWatch(reason=self.reason))
 
 
 @verb(
@@ -188,14 +191,5 @@ async def watches_now(ledger: Ledger) -> list[WatchInfo]:
 
 def info_of(watch: Watch) -> WatchInfo:
     """Return a watch as a person sees it."""
-    return WatchInfo(
-        watch=watch.name,
-        definition=watch.definition,
-        watches=bound_words(watch.definition),
-        firing=watch.firing,
-        value=watch.value,
-        removed=watch.removed,
-        changed_at=watch.at,
-        changed_by=watch.by,
-        sequence=watch.sequence,
-    )
+    words = bound_words(watch.definition)
+    return copied(WatchInfo, watch, watch=watch.name, watches=words, changed_at=watch.at, changed_by=watch.by)

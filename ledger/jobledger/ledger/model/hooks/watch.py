@@ -19,6 +19,7 @@ from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
 from jobledger.ledger.model.inputs import check_finite
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, check_token
 
 #: What a watch looks at; each is explained in docs/webhooks.md.
@@ -111,18 +112,8 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def evolve(_before: Watch | None, event: WatchEvent, stream_sequence: int) -> Watch:
     """Return the watch after `event`, whatever came before it."""
-    return Watch(
-        name=event.watch,
-        definition=event.definition,
-        removed=isinstance(event, WatchRemoved),
-        firing=event.firing,
-        value=event.value,
-        position=event.position,
-        at=event.at,
-        by=event.by,
-        reason=event.reason,
-        sequence=stream_sequence,
-    )
+    is_removed = isinstance(event, WatchRemoved)
+    return copied(Watch, event, name=event.watch, removed=is_removed, sequence=stream_sequence)
 
 
 class SetWatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,14 +172,8 @@ def _judged(watch: Watch, command: Judge, fact: dict[str, Any]) -> WatchEvent | 
     is_late = command.sequence != watch.sequence or command.position < watch.position
     if is_late or command.fires == watch.firing:
         return None
-    kind = WatchFiring if command.fires else WatchResolved
-    return kind(
-        **fact,
-        definition=watch.definition,
-        firing=command.fires,
-        value=command.value,
-        position=command.position,
-    )
+    kind: type[WatchEvent] = WatchFiring if command.fires else WatchResolved
+    return copied(kind, command, **fact, definition=watch.definition, firing=command.fires)
 
 
 def _check_definition(given: WatchDefinition) -> None:
