@@ -61,7 +61,6 @@ UPDATE_POSITION: Final = (
     "UPDATE position SET stream_sequence = ?, event_hash = ?, updated_at = ? WHERE id = 1"
 )
 BEGIN_AT: Final = "UPDATE position SET stream_sequence = ?, begins_at = ?, counts_begin_at = ? WHERE id = 1"
-SELECT_BEGINS_LATE: Final = "SELECT begins_at > 1 FROM position WHERE id = 1"
 SELECT_COUNTED: Final = "SELECT counted_through FROM position WHERE id = 1"
 COUNTED: Final = "UPDATE position SET counts_begin_at = ?, counted_through = ? WHERE id = 1"
 ALL_COUNTED: Final = "UPDATE position SET counted_through = 0 WHERE id = 1"

@@ -91,6 +91,15 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
     max_age_s: Annotated[
         float | UnsetType | None, option("Move what is older, though there is room.", "SPAN|none")
     ] = UNSET
+    rows_keep_s: Annotated[
+        float | UnsetType | None,
+        option(
+            "Projections drop moved jobs so long after their end; none: never.",
+            "SPAN|none",
+            ge=0,
+            le=SPAN_S_MAX,
+        ),
+    ] = UNSET
     to: Annotated[
         str | UnsetType | None,
         option("Archive: a folder of the keeper's machine, or a URI; none: move nothing.", "DIR|URI|none"),
@@ -100,7 +109,9 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a wish that changes nothing, or an empty place. Raises: InvalidInputError."""
         if not self.changes:
-            raise InvalidInputError("say what is to change: keep, start, aim, every, max_age or to")
+            raise InvalidInputError(
+                "say what is to change: keep, start, aim, every, max_age, rows_keep or to"
+            )
         if self.to == "":  # an unset variable of a script: it would take the archive's place away
             raise InvalidInputError(
                 "to is empty: give the whole path of the archive's folder, or none to move nothing from now on"

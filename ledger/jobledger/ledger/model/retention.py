@@ -35,6 +35,9 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     aim: float = 0.4  #: down to this share, unless that would take what is younger than `keep_s`
     every_s: float = 300.0  #: how often a keeper looks, in seconds
     max_age_s: float | None = None  #: what is older is moved though there is room; none: that stays
+    rows_keep_s: float | None = (
+        None  #: projections keep rows of moved jobs so long after the job's end, in seconds; none: for ever
+    )
     to: str = ""  #: the archive: a folder of the keeper's machine, or a URI; "": a keeper moves nothing
 
 
@@ -92,6 +95,7 @@ def _check_terms(terms: Retention) -> None:
         ("keep_s", terms.keep_s, 0.0, SPAN_S_MAX),
         ("every_s", terms.every_s, EVERY_S_MIN, EVERY_S_MAX),
         ("max_age_s", terms.keep_s if terms.max_age_s is None else terms.max_age_s, terms.keep_s, SPAN_S_MAX),
+        ("rows_keep_s", terms.rows_keep_s or 0.0, 0.0, SPAN_S_MAX),
     ):
         check_finite(name, value)
         if not least <= value <= most:
@@ -136,10 +140,11 @@ def _check_place(to: str) -> None:
 def retention_words(terms: Retention) -> str:
     """Return a setting for a person: `keep 30 d; above 60 % down to 40 %, into /srv/archive; looks each 300 s`."""
     older = "" if terms.max_age_s is None else f", and what is older than {_span(terms.max_age_s)}"
+    rows = "" if terms.rows_keep_s is None else f"; rows of moved jobs stay {_span(terms.rows_keep_s)}"
     where = f"into {terms.to}" if terms.to else "into the folder that the keeper was started with, if any"
     return (
         f"keep {_span(terms.keep_s)}; above {terms.start:.0%} of the room move down to {terms.aim:.0%}{older}, {where}; "
-        f"look each {_span(terms.every_s)}"
+        f"look each {_span(terms.every_s)}{rows}"
     )
 
 

@@ -12,7 +12,7 @@ from jobledger.projections.statistics.answers import OF_INTEREST
 from jobledger.projections.statistics.held import IS_HELD
 from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
-VERSION: Final = 24  #: version of the tables of jobs, runs and steps; raised whenever a column changes
+VERSION: Final = 25  #: version of the tables of jobs, runs and steps; raised whenever a column changes
 #: The id is first, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
     "id": text("the job's id, unique within its queue"),

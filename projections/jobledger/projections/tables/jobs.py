@@ -17,7 +17,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.model.job import JobState, evolve
-from jobledger.projections.position import SELECT_BEGINS_LATE, SELECT_COUNTED
+from jobledger.projections.position import SELECT_COUNTED
 from jobledger.projections.statistics.counted import begin_with, end_with
 from jobledger.projections.statistics.levels import LEVELS, LEVELS_SPAN, Levels
 from jobledger.projections.statistics.runs import RUN_TOTALS, STEP_TOTALS, RunTally
@@ -118,7 +118,9 @@ class JobRows(Rows):
             known = after.get(key)
             if known is None:
                 known = self._known(key, look=bool(event.prev) or not begun_are_new)
-                if known is None and event.prev and self._began_before(event):
+                # Its first events are older than these rows, or its rows were removed: it has none before its `carried`, by
+                # which the archive run that moved those events stored the whole job.
+                if known is None and event.prev and not isinstance(event, Carried):
                     job = evolve(None, event, stored.stream_sequence)
                     tally.add(event, None, job, now_us)
                     if type(event) in ACT_CLASSES:
@@ -141,7 +143,7 @@ class JobRows(Rows):
         for key, current in after.items():
             known = replaced.get(key) or before[key]
             tally.move(None if known is None else known.job, current.job)
-        self._remove(key for key, known in replaced.items() if known is not None)
+        self.remove(key for key, known in replaced.items() if known is not None)
         self._write(before, after)
         acts.write(self._connection)
         steps.write(self._connection, lambda key: after[key].job)
@@ -149,21 +151,13 @@ class JobRows(Rows):
         self._levels.write(levels, {queue for queue, _ in tally.gauges})
         add_tally(self._connection, tally, totals=totals)
 
-    def _remove(self, keys: Iterable[_Key]) -> None:
+    def remove(self, keys: Iterable[_Key]) -> None:
+        """Remove all rows of some jobs that have ended; what was counted of them stays counted."""
         for job_id, queue in keys:
             self._connection.execute(schema.DELETE_JOB, (job_id, queue))
             first, beyond = f"{queue}/{job_id}/", f"{queue}/{job_id}0"  # "0" is the character after "/"
             self._connection.execute(schema.DELETE_ATTEMPTS, (first, beyond))
             remove_steps(self._connection, (job_id, queue))
-
-    def _began_before(self, event: JobEvent) -> bool:
-        """Return whether the job's first events were archived, so that it has no row before its `carried`.
-
-        The archive run that took them stored the whole job later in the ledger.
-        """
-        if isinstance(event, Carried):
-            return False
-        return bool(self._connection.execute(SELECT_BEGINS_LATE).fetchone()[0])
 
     def _known(self, key: _Key, *, look: bool, keep: bool = False) -> SeenJob | None:
         """Return a job as it was before this transaction; `keep`: leave it in the cache."""

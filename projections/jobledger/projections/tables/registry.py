@@ -18,9 +18,10 @@ from jobledger.ledger.model.unreadable import UNREADABLE
 from jobledger.projections.position import POSITION_TABLE
 from jobledger.projections.table import AggregateTables, CacheLimits, Query, Rows, Table, View
 from jobledger.projections.tables.hooks import WATCH_TABLES, WEBHOOK_TABLES
-from jobledger.projections.tables.jobs import JOB_TABLES
+from jobledger.projections.tables.jobs import JOB_TABLES, JobRows
 from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.queues import QUEUE_TABLES
+from jobledger.projections.tables.retention import RETENTION_TABLES, is_archived, moved_jobs
 from jobledger.projections.tables.routes import DELIVERY_TABLES, ROUTE_TABLES
 from jobledger.projections.tables.schedules import SCHEDULE_TABLES
 from jobledger.projections.tables.slots import SLOT_TABLES
@@ -40,6 +41,7 @@ TABLES: Final[dict[str, AggregateTables]] = {
         DELIVERY_TABLES,
         WEBHOOK_TABLES,
         WATCH_TABLES,
+        RETENTION_TABLES,
     )
 }
 
@@ -68,11 +70,26 @@ class LedgerRows(Rows):
     """All rows behind one connection: each aggregate's messages are applied to its own tables."""
 
     def __init__(self, connection: sqlite3.Connection, cache: CacheLimits) -> None:
-        self._rows = {each.aggregate: each.rows(connection, cache) for each in TABLES.values()}
+        self._connection = connection
+        self._jobs = JobRows(connection, cache)
+        self._rows = {each.aggregate: each.rows(connection, cache) for each in TABLES.values()} | {
+            JOB.name: self._jobs
+        }
         self._of_all = [self._rows[each.aggregate] for each in TABLES.values() if each.reads_all]
 
     def apply(self, messages: Sequence[Message]) -> None:
-        """Bring the rows of every aggregate forward; nearly all messages are about jobs, known by their class."""
+        """Bring the rows of every aggregate forward; behind the record of an archive run, remove those of moved jobs."""
+        begin = 0
+        for end, message in enumerate(messages, 1):
+            if is_archived(message):
+                self._apply(messages[begin:end])
+                self._jobs.remove(moved_jobs(self._connection, message))
+                begin = end
+        if begin < len(messages):
+            self._apply(messages[begin:] if begin else messages)
+
+    def _apply(self, messages: Sequence[Message]) -> None:
+        """Nearly all messages are about jobs, known by their class."""
         for each in self._of_all:
             each.apply(messages)
         jobs = jobs_among(messages)
