@@ -55,6 +55,7 @@ pytestmark = pytest.mark.anyio
 Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
 OWNED: Final[dict[str, Any]] = {"owner": "person:17"}
 WISH: Final = EraseOwner(owner="person:17", request="4711", reason="asked by letter")
+SHOW: Final = ShowOwner(owner="person:17")
 
 
 class Moved:
@@ -594,12 +595,37 @@ async def test_an_erasure_ends_though_the_keys_were_lost_meanwhile(
     async with connected(master_key=key, clock=clock) as ledger:
         with pytest.raises(OwnerErasingError):
             await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        planned = await erase(ledger, rows, msgspec.structs.replace(WISH, plan=True))
+        assert (planned.state, planned.key, planned.masters) == ("erasing", "person:17/1", ())
+        assert await keys_of(ledger).entry("person:17") is None, "a plan changes nothing"
         assert (await erase(ledger, rows)).state == "erasing"
         clock.move(SETTLE_S)
-        assert (await erase(ledger, rows)).state == "erased"
+        erased = await erase(ledger, rows)
+        assert (erased.state, erased.masters) == ("erased", ())
+        said = [str(each) for each in WISH.say(erased)]
+        assert "such as a file of `jobledger owners backup`, still opens with the master key" in said[-1]
+        shown = str(list(SHOW.say(await ledger.do(SHOW, by="dpo"))))
+        assert "master keys of their time" in shown
         assert await events(ledger) == ["erasing", "erased"]
         back = await ledger.enqueue(greet.options(**OWNED), text="Jane")
         assert (await back.snapshot()).order.key == "person:17/2"
+
+
+async def test_an_erasure_that_is_done_is_told_of_though_the_keys_were_lost_since(
+    connected: Connect, tmp_path: Path
+) -> None:
+    clock, key, rows = Moved(), master(tmp_path), tmp_path / "jobs.db"
+    async with connected(master_key=key, clock=clock) as ledger:
+        await ledger.enqueue(greet.options(**OWNED), text="Jane")
+        for seconds in (0.0, GRACE_S, SETTLE_S):
+            clock.move(seconds)
+            done = await erase(ledger, rows)
+        await delete_streams(ledger.inbox, [f"KV_{ledger.names.keys_bucket}"])
+    async with connected(master_key=key, clock=clock) as ledger:
+        assert (done.state, done.masters) == ("erased", ("m1",))
+        for wish in (msgspec.structs.replace(WISH, plan=True), WISH):
+            assert await erase(ledger, rows, wish) == done
+        assert await events(ledger) == ["erasing", "erased"]
 
 
 async def test_a_key_of_the_same_number_that_was_made_since_is_told_of(

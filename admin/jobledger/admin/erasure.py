@@ -22,11 +22,19 @@ from jobledger.ledger.model.errors import OwnerNotFoundError, RefusedError, Sche
 from jobledger.ledger.model.events import Cancelled, Discarded
 from jobledger.ledger.model.job import OPEN_STATES, JobState
 from jobledger.ledger.model.named_chain import look
-from jobledger.ledger.model.owner import OWNER, BeginErasing, EndErasing, OwnerErased, OwnerState, decide
+from jobledger.ledger.model.owner import (
+    OWNER,
+    BeginErasing,
+    EndErasing,
+    OwnerErased,
+    OwnerErasing,
+    OwnerState,
+    decide,
+)
 from jobledger.ledger.model.seals import check_owner
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named_values import change
-from jobledger.ledger.nats.owner_keys import CACHE_S, FoundEntry, KeyEntry, OwnerKeys
+from jobledger.ledger.nats.owner_keys import CACHE_S, KeyEntry, OwnerKeys
 from jobledger.projections import Store
 
 #: What the jobs that are ended for an erasure say of why.
@@ -54,7 +62,9 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int  #: of these, the ones that were cancelled or discarded for it; 0 until it is done
     destroyed_at: Moment | None  #: when the key was destroyed; None: it is not yet
     next_at: Moment | None  #: when the same request goes on; None: it is done, or only planned
-    masters: tuple[str, ...]  #: master keys that wrapped the key: an old copy of it opens with one of these
+    #: Master keys that wrapped the key: an old copy of it opens with one of these. None is named where the bucket of keys
+    #: lost the key before it was destroyed, so that nobody knows.
+    masters: tuple[str, ...]
     request: str
     reason: str
     sequence: int  #: stream sequence of the owner's newest event; 0: there is none
@@ -84,14 +94,12 @@ def keys_of(ledger: Ledger) -> OwnerKeys:
 
 async def plan_erasure(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure:
     """Return what would be erased; change nothing. Raises: as `erase`."""
-    keys = keys_of(ledger)
-    found = await _entry(keys, wish.owner)
-    state: OwnerState | None = (await look(ledger.log, OWNER, wish.owner)).state
-    begin = _begin(wish, found.entry)
-    event = decide(wish.owner, state, begin, ledger.stamp(wish.by))
+    state = await _state(ledger, wish.owner)
+    entry = await _entry(keys_of(ledger), wish.owner, state)
+    event = decide(wish.owner, state, _begin(wish, entry), ledger.stamp(wish.by))
     after = state if event is None else OWNER.evolve(state, event, 0)
     assert after is not None, "it is as it was asked to be, or becomes so"
-    shown = _shown(wish.owner, after, found.entry, await _counts(rows, f"{wish.owner}/{after.number}"))
+    shown = _shown(wish.owner, after, entry, await _counts(rows, f"{wish.owner}/{after.number}"))
     return shown if event is None else msgspec.structs.replace(shown, state="planned", next_at=None)
 
 
@@ -102,8 +110,9 @@ async def erase(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure:
         have the keys; AccessDeniedError, KeyUnavailableError, ProjectionError; what appending raises.
     """
     keys, owner = keys_of(ledger), wish.owner
-    await _stand_in(ledger, keys, owner)
-    begin = _begin(wish, (await _entry(keys, owner)).entry)
+    known = await _state(ledger, owner)
+    await _stand_in(ledger, keys, owner, known)
+    begin = _begin(wish, await _entry(keys, owner, known))
     changed = await change(
         ledger, OWNER, owner, lambda before, stamp: decide(owner, before, begin, stamp), by=wish.by
     )
@@ -112,7 +121,7 @@ async def erase(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure:
         state = await _go_on(ledger, rows, owner, state, by=wish.by)
     if state.erasing is None:
         await keys.open(owner, state.number)
-    entry = (await _entry(keys, owner)).entry
+    entry = await _entry(keys, owner, state)
     return _shown(owner, state, entry, await _counts(rows, f"{owner}/{state.number}"))
 
 
@@ -122,10 +131,10 @@ async def _go_on(ledger: Ledger, rows: Rows, owner: str, state: OwnerState, *, b
     assert erasing is not None, "it is not done"
     await keys.close(owner, state.number)
     await _end_jobs(rows, key, by)  # each time: a process with an older entry in memory may have added some
-    now, entry = ledger.clock.now(), (await _entry(keys, owner)).entry
+    now, entry = ledger.clock.now(), await _entry(keys, owner, state)
     if entry.number == state.number and not (entry.wrapped and now < erasing.destroys_at):
         await keys.destroy(owner, state.number, now)
-        entry = (await _entry(keys, owner)).entry
+        entry = await _entry(keys, owner, state)
     if not _is_settled(entry, state, now):
         return state
     end = EndErasing(
@@ -151,19 +160,29 @@ def _begin(wish: ErasureWish, entry: KeyEntry) -> BeginErasing:
     return msgspec.structs.replace(wish.begin, number=entry.number, has_key=bool(entry.wrapped))
 
 
-async def _entry(keys: OwnerKeys, owner: str) -> FoundEntry:
-    found = await keys.entry(check_owner(owner))
-    if found is None:
-        raise OwnerNotFoundError(owner)
-    return found
+async def _state(ledger: Ledger, owner: str) -> OwnerState | None:
+    return (await look(ledger.log, OWNER, check_owner(owner))).state
 
 
-async def _stand_in(ledger: Ledger, keys: OwnerKeys, owner: str) -> None:
-    """Write the entry of an owner whose key was lost with the bucket while it was being erased, so that this can end."""
-    if await keys.entry(check_owner(owner)) is not None:
-        return
-    state: OwnerState | None = (await look(ledger.log, OWNER, owner)).state
-    if state is not None and state.erasing is not None:
+async def _entry(keys: OwnerKeys, owner: str, state: OwnerState | None) -> KeyEntry:
+    """Return an owner's entry; where the bucket lost it, as far as the owner's chain tells. Raises: OwnerNotFoundError."""
+    if (found := await keys.entry(owner)) is not None:
+        return found.entry
+    match None if state is None else state.event:
+        case OwnerErasing(number=number):
+            return KeyEntry(number=number, closed=True)
+        case OwnerErased(number=number, masters=masters, destroyed_at=at):
+            return KeyEntry(number=number, masters=masters, erased_at=at)
+        case _:
+            raise OwnerNotFoundError(owner)
+
+
+async def _stand_in(ledger: Ledger, keys: OwnerKeys, owner: str, state: OwnerState | None) -> None:
+    """Write the entry of an owner whose key was lost with the bucket while it was being erased, so that this can end.
+
+    It names no master key: which ones wrapped the key is not known any more.
+    """
+    if state is not None and state.erasing is not None and await keys.entry(owner) is None:
         entry = KeyEntry(number=state.number, closed=True, erased_at=ledger.clock.now())
         await keys.bring(owner, entry)
 

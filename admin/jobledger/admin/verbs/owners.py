@@ -82,6 +82,11 @@ class EraseOwner(Verb[Erasure], frozen=True, kw_only=True):
                 f"copies of the bucket of keys that were made before can be opened with {', '.join(found.masters)}, until "
                 "you destroy that master key"
             )
+        elif found.state != "planned" and not found.masters:
+            yield Note(
+                f"the bucket of keys lost the key {found.key} before it was destroyed: a copy that was made before, such as "
+                "a file of `jobledger owners backup`, still opens with the master key of its time, so destroy such copies"
+            )
 
 
 @verb(
@@ -128,13 +133,22 @@ class OwnerVerb(Verb[OwnerInfo], frozen=True, kw_only=True):
                 ("key", found.key or "none"),
                 ("wrapped by", found.master or None),
                 ("destroyed", found.destroyed_at),
-                ("copies open with", ", ".join(found.masters) if found.destroyed_at is not None else None),
+                ("copies open with", _masters_of_copies(found)),
                 ("jobs begin", "no" if found.is_closed else None),
                 ("recorded", found.changed_at),
                 ("by", found.changed_by or None),
                 ("reason", found.reason or None),
             ]
         )
+
+
+def _masters_of_copies(found: OwnerInfo) -> str | None:
+    if found.destroyed_at is None:
+        return None
+    return (
+        ", ".join(found.masters)
+        or "master keys of their time: the bucket lost the key before it was destroyed"
+    )
 
 
 @verb(
