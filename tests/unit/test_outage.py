@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from jobledger.ledger.model.errors import LedgerFullError, ServerUnreachableError
+from jobledger.ledger.model.errors import KeyUnavailableError, LedgerFullError, ServerUnreachableError
 from jobledger.ledger.nats.outage import Outage
 
 
@@ -57,5 +57,7 @@ def test_only_what_fails_for_want_of_the_server_is_quiet_meanwhile() -> None:
     outage.over()
     assert outage.level(away) == logging.WARNING
     assert [outage.level(full) for _ in range(3)] == [logging.ERROR, logging.DEBUG, logging.DEBUG]
+    no_key = KeyUnavailableError("no master key")
+    assert [outage.level(no_key) for _ in range(3)] == [logging.WARNING, logging.DEBUG, logging.DEBUG]
     clock.now += 60.0
-    assert outage.level(full) == logging.ERROR
+    assert (outage.level(full), outage.level(no_key)) == (logging.ERROR, logging.WARNING)

@@ -1,4 +1,4 @@
-"""Logs that the server cannot be reached, or the ledger is full: one line at once, and one a minute.
+"""Logs that the server cannot be reached, the ledger is full, or a key is away: one line at once, and one a minute.
 
 The connection and the lease of a process report here each time they find the server away; most reports write no line.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
+from jobledger.ledger.model.errors import KeyUnavailableError, LedgerFullError, UnreachableError
 
 logger = logging.getLogger("jobledger.connection")
 
 _TELL_EVERY_S: Final = 60.0
 #: An outage that begins less than this after the last line gets no line of its own: a connection that comes and goes.
 _QUIET_S: Final = 5.0
+#: Errors that each job would meet, and the level of the one line a minute that each kind of them gets.
+_OF_EACH_JOB: Final[Mapping[type[Exception], int]] = {
+    LedgerFullError: logging.ERROR,
+    KeyUnavailableError: logging.WARNING,
+}
 
 
 class Outage:
@@ -27,19 +32,20 @@ class Outage:
         self._since: float | None = None
         self._told_at = -_TELL_EVERY_S
         self._is_told = False
-        self._full_told_at = -_TELL_EVERY_S
+        self._each_told_at: dict[type[Exception], float] = {}
 
     def level(self, error: Exception) -> int:
         """Return the level at which to log an error: failures while the server is away need no line of their own.
 
-        A full ledger refuses every append: one line a minute is logged as an error.
+        A full ledger refuses every append, and who has no master key reads no sealed value: each gets one line a minute.
         """
-        if isinstance(error, LedgerFullError):
-            now = self._monotonic()
-            if now - self._full_told_at < _TELL_EVERY_S:
-                return logging.DEBUG
-            self._full_told_at = now
-            return logging.ERROR
+        for kind, level in _OF_EACH_JOB.items():
+            if isinstance(error, kind):
+                now = self._monotonic()
+                if now - self._each_told_at.get(kind, -_TELL_EVERY_S) < _TELL_EVERY_S:
+                    return logging.DEBUG
+                self._each_told_at[kind] = now
+                return level
         is_known = self._since is not None and isinstance(error, UnreachableError)
         return logging.DEBUG if is_known else logging.WARNING
 

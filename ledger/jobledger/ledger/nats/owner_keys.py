@@ -25,6 +25,7 @@ from jobledger.ledger.model.errors import (
     KeyUnavailableError,
     LedgerFullError,
     OwnerErasingError,
+    PermissionRefusedError,
     RefusedError,
     UnreachableError,
     WrongSequenceError,
@@ -140,7 +141,10 @@ class OwnerKeys:
         kept = self._cached(owner)
         if kept is not None and kept.id == key_id:
             return kept
-        found = await self.entry(check_owner(owner))
+        try:
+            found = await self.entry(check_owner(owner))
+        except PermissionRefusedError as error:
+            raise KeyUnavailableError(f"the key {key_id} cannot be read: {error}") from error
         if found is None:
             raise KeyUnavailableError(
                 f"the key {key_id} is not in the bucket {self._names.keys_bucket}: restore it"

@@ -17,6 +17,7 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
+    KeyUnavailableError,
     LedgerError,
     LedgerFullError,
     UnreachableError,
@@ -181,6 +182,10 @@ class ConsumerReactor(abc.ABC):
             if problem is not None:
                 raise problem  # noqa: TRY301 - logged and settled below like any other
             verdict = await self.react(delivery)
+        except KeyUnavailableError as error:  # another process may have the key
+            level = self.ledger.connection.outage.level(error)
+            logger.log(level, "reactor %s leaves sealed values to others: %s", self.name, error)
+            verdict = Later(growing_s(delivery.delivered))
         except (UnreachableError, WrongSequenceError, ConnectionLostError) as error:
             logger.debug(
                 "reactor %s: stream sequence %d later: %s", self.name, delivery.stream_sequence, error

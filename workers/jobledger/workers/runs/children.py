@@ -13,7 +13,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import PayloadTooLargeError, UnreachableError
+from jobledger.ledger.model.errors import ErasedError, PayloadTooLargeError, UnreachableError
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, PayloadRef
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.runs.orders import bits, bits_of, items_of
@@ -70,8 +70,11 @@ class ChildJobs:
             await self._ledger.code_limits.ensure(chosen, plain.name, chosen.limits)
 
     async def callback(self, run: Job, end: RunEnd) -> Enqueue | None:
-        """Return the command that enqueues the callback of a run's end; see `callback_for`."""
-        return await callback_for(self._ledger, run, end)
+        """Return the command that enqueues the callback of a run's end; see `callback_for`. None, too, for erased data."""
+        try:
+            return await callback_for(self._ledger, run, end)
+        except ErasedError:
+            return None
 
     async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:
         """Make the children of a step that may exist. Raises: as `ChildOpener.open`."""

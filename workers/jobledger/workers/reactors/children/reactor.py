@@ -14,7 +14,7 @@ from jobledger.ledger.derived_jobs import begin_derived, is_of_run
 from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.errors import ErasedError, WrongSequenceError
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
@@ -74,7 +74,7 @@ class ChildrenReactor(ConsumerReactor):
             await self._reaching.follow(run, view, again=again)
 
     async def _call_back(self, run: JobRef, end: RunEnd) -> None:
-        """Enqueue the callback of a run's end, unless the worker that recorded the end did.
+        """Enqueue the callback of a run's end, unless the worker that recorded the end did, or its data is erased.
 
         Raises: WrongSequenceError if a replica lags: try again later; LedgerFullError, UnreachableError.
         """
@@ -84,10 +84,13 @@ class ChildrenReactor(ConsumerReactor):
             if await log.newest_sequence(log.names.chain(run)):
                 raise WrongSequenceError(log.names.chain(run), 0)
             return  # the whole run is in an archive
-        if job.order.key and job.error is not None:
-            error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
-            end = msgspec.structs.replace(end, error=sentence_of(error))
-        begin = await callback_for(self.ledger, job, end)
+        try:
+            if job.order.key and job.error is not None:
+                error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
+                end = msgspec.structs.replace(end, error=sentence_of(error))
+            begin = await callback_for(self.ledger, job, end)
+        except ErasedError:
+            return  # its owner's data is erased: no copy of it is to be made
         if begin is not None:
             await begin_derived(
                 log,
