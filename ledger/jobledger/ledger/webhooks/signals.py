@@ -12,6 +12,7 @@ from jobledger.ledger.model.commands import Enqueue, GiveSignal, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
+    ErasedError,
     IllegalTransitionError,
     InvalidError,
     JobNotFoundError,
@@ -65,7 +66,7 @@ async def signal_for(
         key = await _check(client, ref, rule.signal, text, start)
         what = f"value of signal {rule.signal}"
         stored, reference = await client.inputs.put(text, what=what, key=key)
-    except (InvalidError, JobNotFoundError, AmbiguousIdError) as error:
+    except (InvalidError, JobNotFoundError, AmbiguousIdError, ErasedError) as error:
         return RunSignal(ref, refused=str(error))
     return RunSignal(ref, GiveSignal(name=rule.signal, id=signal_id, value=stored, value_ref=reference))
 
