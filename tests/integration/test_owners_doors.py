@@ -118,7 +118,7 @@ class OwnKeys:
 async def test_an_application_may_have_a_scheme_of_its_own(connected: Connect) -> None:
     vault = OwnKeys()
     async with connected(sealing=vault) as ledger, connected() as poor:
-        owned = {"owner": "person:17"}
+        owned: dict[str, Any] = {"owner": "person:17"}
         done = await ledger.enqueue(greet, person=17, text=WORD)
         large = await ledger.enqueue(greet.options(id="large"), person=17, text=WORD * 6_000)
         kept = await ledger.enqueue(keeps.options(**owned), text=WORD)

@@ -205,3 +205,45 @@ async def test_commands_name_an_owner_and_show_its_values_with_the_key_alone(
     shown = (await anyio.to_thread.run_sync(command, "jobs", "show", "c", "--json"))[1]
     assert '{"sealed":"person:17/1"}' in shown.replace(" ", "")
     assert "Canary" not in shown
+
+
+async def test_commands_show_the_words_of_errors_notes_and_steps_with_the_key_alone(
+    connected: Connect,
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    word, key = f"Canary-{secrets.token_hex(6)}", master_file(tmp_path, "m1")
+    async with connected(master_key=key) as ledger:
+        async with working(ledger, *TASKS):
+            dead = await ledger.enqueue(fails.options(id="dead", metadata={"who": word}, **OWNER), word)
+            broken = await ledger.enqueue(breaks.options(id="broken", **OWNER), word)
+            for each in (dead, broken):
+                await becomes(each, JobState.DEAD_LETTERED)
+                await ledger.note(each, f"{word} called")
+        environment = ledger.names.environment
+    monkeypatch.setenv("JOBLEDGER_URL", nats_server.url)
+    monkeypatch.setenv("JOBLEDGER_ENVIRONMENT", environment)
+
+    def command(*words: str) -> str:
+        assert run(words) == 0, words
+        return capsys.readouterr().out
+
+    asked = [
+        ("jobs", "show", "dead"),
+        ("jobs", "show", "dead", "--json"),
+        ("jobs", "steps", "broken"),
+        ("jobs", "steps", "broken", "--results", "--json"),
+        ("audit", "trail", "broken"),
+        ("audit", "trail", "broken", "--json"),
+        ("jobs", "why", "dead"),
+        ("dlq", "show", "dead"),
+    ]
+    for has_key in (True, False):
+        if has_key:
+            monkeypatch.setenv("JOBLEDGER_MASTER_KEY", key)
+        else:
+            monkeypatch.delenv("JOBLEDGER_MASTER_KEY")
+        told = {words: await anyio.to_thread.run_sync(command, *words) for words in asked}
+        assert [words for words, text in told.items() if (word in text) is not has_key] == []

@@ -17,6 +17,7 @@ from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.opened_jobs import opened_history, opened_job
 from jobledger.ledger.tasks import TaskRegistry
 
 
@@ -66,10 +67,12 @@ async def why(
     *,
     past: AsOf | None = None,
     narrowed: Callable[[Job, Facts], tuple[Job, Facts]] = _all,
+    opens: bool = True,
 ) -> Explanation:
     """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
 
-    `narrowed`: removes the parts of a job and its facts that the asker may not see.
+    `narrowed`: removes the parts of a job and its facts that the asker may not see. `opens`: the asker may see payloads,
+    and so the words of a job that has an owner.
 
     Raises: as `find_job`; UnreachableError; for a past moment as `AsOf.moment` and `events_until`.
     """
@@ -88,6 +91,9 @@ async def why(
         was = fold(history).job
         assert was is not None, "a history is not empty"
         job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
+    if opens:
+        job = await opened_job(rows.ledger.keys, job)
+        history = await opened_history(rows.ledger.keys, history)
     job, facts = narrowed(job, facts)
     found = explain(job, facts)
     if queue is not None:  # other queues may have this id, too

@@ -18,6 +18,7 @@ from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, evolve
 from jobledger.ledger.model.rights.marks import PAYLOAD
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.seals import is_covered
 from jobledger.projections import Store
 from jobledger.projections.tables.job_schema import IS_DEAD_CHILD
 from jobledger.projections.tables.steps import (
@@ -109,19 +110,22 @@ def step_shown(run: RunRecord, row: StepRow, *, values: bool) -> StepShown:
 
 def step_values(run: RunRecord, row: StepRow) -> StepValues:
     """Return the values of a step of a run as the fold has them."""
-    step = run.job.steps[row.key]
+    step, owner = run.job.steps[row.key], run.job.order.key
     return StepValues(
-        input=_value(step, step.items),
+        input=_value(step, step.items, owner),
         input_ref=step.items_ref,
         input_sha256=step.input_sha256,
-        result=_value(step, step.result),
+        result=_value(step, step.result, owner),
         result_ref=step.result_ref,
     )
 
 
-def _value(step: Step, value: msgspec.Raw) -> Any:
+def _value(step: Step, value: msgspec.Raw, key: str) -> Any:
+    """Return a value; `key`: of the run's owner, named where the value is still sealed."""
     if value is NO_VALUE:
         return None
+    if key and bytes(value) != b"[]" and is_covered(bytes(value)):
+        return {"sealed": key}
     if step.kind == "call":
         with contextlib.suppress(msgspec.ValidationError):  # no array of one value: it is shown as it is
             return msgspec.json.decode(value, type=tuple[Any])[0]

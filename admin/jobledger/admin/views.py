@@ -21,7 +21,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, VALUES, Hidden, hide
 from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.nats.payloads import Payloads
-from jobledger.ledger.opened_jobs import opened_job
+from jobledger.ledger.opened_jobs import opened_history, opened_job
 from jobledger.ledger.options import JobHead
 from jobledger.ledger.timers import deadline_at
 
@@ -113,7 +113,7 @@ async def details_as(
     """Return the same as a structure that has `more` fields."""
     events = list(history)
     if not VALUES.marks & hidden.marks:
-        job = await opened_job(ledger.keys, job)
+        job, events = await opened_job(ledger.keys, job), await opened_history(ledger.keys, events)
     results = ledger.results if job.order.member is None else ledger.inputs
     return copied(
         kind,
@@ -173,11 +173,11 @@ async def _value(
 def event_fields(stored: StoredEvent, hidden: Hidden = NOTHING) -> dict[str, Any]:
     """Return an event with the fields that it was stored with, but for values: the job's own stand beside it.
 
-    Where something is hidden, a field that only a newer version knows is left out.
+    Where something is hidden, and of a job that has an owner, whose words may be opened, a field that only a newer version
+    knows is left out.
     """
-    data = (
-        stored.data if hidden is NOTHING else msgspec.json.encode(hide(stored.event, hidden, by_default=True))
-    )
+    is_as_stored = hidden is NOTHING and not stored.event.key
+    data = stored.data if is_as_stored else msgspec.json.encode(hide(stored.event, hidden, by_default=True))
     fields: dict[str, Any] = without_values(msgspec.json.decode(data))
     return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
 

@@ -22,6 +22,7 @@ from jobledger.ledger import Job, Ledger
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.opened_jobs import opened_history
 from jobledger.projections import Moment
 from jobledger.projections.errors import MomentArchivedError
 
@@ -33,7 +34,7 @@ class FoundJob(NamedTuple):
 
     ledger: Ledger
     log: Log  #: the ledger with the archive of --archive in front of it
-    history: list[StoredEvent]
+    history: list[StoredEvent]  #: words of a job that has an owner are unsealed
     missing: str  #: a sentence if the history lacks events of the job, else ""
     chain: ChainCheck  #: whether the hash links of the history hold
 
@@ -55,7 +56,8 @@ async def found_history(
             raise error.read_by(command) from None
         way = f"`{command} {found.history[0].event.job} --archive DIR`"
         sentence = "" if found.missing is None else found.missing.sentence(way)
-        yield FoundJob(ledger, found.log, found.history, sentence, found.chain)
+        history = await opened_history(ledger.keys, found.history)  # who has the master key may read payloads
+        yield FoundJob(ledger, found.log, history, sentence, found.chain)
 
 
 class JobRead(NamedTuple):

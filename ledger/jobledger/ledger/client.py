@@ -488,8 +488,8 @@ class Ledger:
         cancelled, every step and child that completed, wherever it is.
 
         Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError for what cannot be begun with, RefusedError for
-            copies of what was undone or archived, and of what failed where the run may go on; UnreachableError, after
-            which the same with an `id` is safe.
+            copies of what was undone or archived, and of what failed where the run may go on; ErasedError; UnreachableError,
+            after which the same with an `id` is safe.
         """
         from jobledger.ledger.reruns.plans import rerun  # noqa: PLC0415 - others need nothing of it
 

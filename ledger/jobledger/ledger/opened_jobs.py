@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ErasedError, KeyUnavailableError, SealBrokenError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.seals import KeyHolder, ValueKey, unseal_error, unseal_word, unseal_words
+from jobledger.ledger.model.seals import KeyHolder, ValueKey, unseal_error, unseal_struct
 
 
 async def opened_error(keys: KeyHolder, key: str, error: ErrorInfo | None) -> ErrorInfo | None:
@@ -21,24 +24,47 @@ async def opened_error(keys: KeyHolder, key: str, error: ErrorInfo | None) -> Er
 
 
 async def opened_job(keys: KeyHolder, job: Job) -> Job:
-    """Return a job with its errors, progress note and metadata unsealed; as stored, if they cannot be unsealed here."""
+    """Return a job with the words of its errors, steps, signals, progress and metadata unsealed, or as stored.
+
+    It is as stored if nobody here can unseal them.
+    """
     if not job.order.key:
         return job
     try:
-        return _opened(await keys.key(job.order.key), job)
+        return unseal_struct(await keys.key(job.order.key), job)
     except (ErasedError, KeyUnavailableError, SealBrokenError):
         return job
 
 
-def _opened(key: ValueKey, job: Job) -> Job:
-    def words(error: ErrorInfo | None) -> ErrorInfo | None:
-        return None if error is None else unseal_error(key, error)
+async def opened_history(
+    keys: KeyHolder, history: Sequence[StoredEvent], *, values: bool = False
+) -> list[StoredEvent]:
+    """Return events with their words, for who may read payloads; as they are stored where nobody here can read them.
 
-    attempts = tuple(msgspec.structs.replace(each, error=words(each.error)) for each in job.attempts)
-    order = msgspec.structs.replace(job.order, metadata=unseal_words(key, job.order.metadata))
-    progress = job.progress
-    if progress is not None and progress.note:
-        progress = msgspec.structs.replace(progress, note=unseal_word(key, progress.note))
-    return msgspec.structs.replace(
-        job, order=order, error=words(job.error), attempts=attempts, progress=progress
-    )
+    What is worked out of them has the words, too. Their bytes stay, so links are checked as before. `values`: small values
+    as well, for who shows them as the events have them.
+    """
+    known: dict[str, ValueKey | None] = {"": None}
+    found: list[StoredEvent] = []
+    for stored in history:
+        name = stored.event.key
+        if name not in known:
+            known[name] = await _key(keys, name)
+        key = known[name]
+        found.append(stored if key is None else _opened_event(key, stored, values=values))
+    return found
+
+
+async def _key(keys: KeyHolder, name: str) -> ValueKey | None:
+    try:
+        return await keys.key(name)
+    except (ErasedError, KeyUnavailableError):
+        return None
+
+
+def _opened_event(key: ValueKey, stored: StoredEvent, *, values: bool) -> StoredEvent:
+    try:
+        event = unseal_struct(key, stored.event, values=values)
+    except SealBrokenError:
+        return stored
+    return stored if event is stored.event else msgspec.structs.replace(stored, event=event)

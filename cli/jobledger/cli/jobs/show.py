@@ -25,6 +25,7 @@ from jobledger.cli.jobs.why import show_why
 from jobledger.cli.one_job import JobId, JobRead, Section, show_section
 from jobledger.cli.output import Output
 from jobledger.cli.past import asked
+from jobledger.ledger.opened_jobs import opened_history
 
 _COMMAND: Final = "jobledger jobs show"
 _SECTIONS: Final = "Sections, one at a time"
@@ -115,6 +116,8 @@ async def _whole(output: Output, read: JobRead) -> Callable[[], None]:
 
 
 async def _steps_section(output: Output, read: JobRead, *, results: bool) -> Callable[[], None]:
+    if results:
+        read = read._replace(events=await opened_history(read.ledger.keys, read.events, values=True))
     return partial(show_steps, output, read, results=results)
 
 

@@ -114,7 +114,12 @@ async def tell_why(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Wh
     """Say what a job waits for, since when, and which event says so."""
     await read_job(asked, queue, id, query)
     found = await acts.why(
-        asked.gateway.rows, id, queue, past=query.as_of(), narrowed=facts_for(asked.principal)
+        asked.gateway.rows,
+        id,
+        queue,
+        past=query.as_of(),
+        narrowed=facts_for(asked.principal),
+        opens=asked.principal.may("payloads"),
     )
     return _with_requests(why_shown(found.job, found.why), found.job.queue)
 

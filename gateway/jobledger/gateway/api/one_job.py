@@ -22,6 +22,7 @@ from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.opened_jobs import opened_history
 from jobledger.projections import Moment
 
 #: Problem codes of every endpoint about one job.
@@ -30,7 +31,10 @@ NOW = Past()
 
 
 class JobAtMoment(NamedTuple):
-    """A job with its events, without the names of jobs that the asker may not see."""
+    """A job with its events, without the names of jobs that the asker may not see.
+
+    Words of a job that has an owner are unsealed for an asker who may see payloads.
+    """
 
     job: Job
     history: list[StoredEvent]
@@ -84,6 +88,8 @@ async def read_job(
     if then is not None:
         history = events_until(history, then)
     seen = names_cleared(asked.principal, history)
+    if asked.principal.may("payloads"):
+        seen = await opened_history(ledger.keys, seen)
     job = fold(seen).job
     assert job is not None, "a history is not empty"
     return JobAtMoment(job, seen, then)

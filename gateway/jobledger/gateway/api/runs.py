@@ -26,6 +26,7 @@ from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.opened_jobs import opened_history
 from jobledger.ledger.reruns.plans import RerunRequest
 from jobledger.projections.tables.run_tables import TableRow, list_tables
 
@@ -132,7 +133,10 @@ async def list_steps(asked: ApiRequest, queue: str, id: str, *, query: StepsQuer
     """
     held = await read_job(asked, queue, id, query, "payloads" if query.results else "view")
     check = await check_history(asked.gateway.ledger.log, held.history)
-    shown = steps_shown(recorded(held.history), check, results=query.results)
+    history = held.history
+    if query.results:
+        history = await opened_history(asked.gateway.ledger.keys, history, values=True)
+    shown = steps_shown(recorded(history), check, results=query.results)
     return Answer(value=shown, etag=str(held.job.last_sequence))
 
 

@@ -71,7 +71,7 @@ def job_pattern(job: Job) -> str:
 
 
 def _parts(error: ErrorInfo) -> list[str]:
-    if error.where:  # of an owner's job: the words are sealed
+    if isinstance(error.where, str):  # of an owner's job: the words are sealed
         return [error.kind, error.type, "", _LINE.sub(":", error.where)]
     return [error.kind, error.type, normalised(error.message), innermost_frame(error.traceback)]
 

@@ -14,7 +14,7 @@ import binascii
 import functools
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Final, Literal, Protocol, cast, get_args
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, get_args
 
 import msgspec
 
@@ -22,6 +22,8 @@ from jobledger.ledger.model.envelope import ErrorInfo, Event
 from jobledger.ledger.model.errors import InvalidInputError, SealBrokenError
 from jobledger.ledger.model.fingerprint import innermost_line
 from jobledger.ledger.model.runs.orders import Callback
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 #: What kind of thing is sealed: a JSON value, message and traceback of an error, or a word of a person or of the code.
 Kind = Literal["value", "error", "text"]
@@ -42,6 +44,8 @@ TEXTS: Final[Mapping[str, str]] = {
     "CarriedProgress": "note",
     "SignalRefused": "reason",
     "CarriedSignal": "refused",
+    "Progress": "note",
+    "KeptSignal": "refused",
 }
 
 
@@ -197,7 +201,7 @@ def clear_field(value: msgspec.Struct) -> str:
 def _clear(name: str, value: Any, *, is_text: bool) -> str:
     match value:
         case msgspec.Raw():
-            return "" if _is_covered(bytes(value)) else name
+            return "" if is_covered(bytes(value)) else name
         case str():
             return name if is_text and value not in OWN_TEXTS and not _is_word(value) else ""
         case ErrorInfo():
@@ -217,11 +221,60 @@ def _clear(name: str, value: Any, *, is_text: bool) -> str:
             return ""
 
 
+def unseal_struct(key: ValueKey, value: S, *, values: bool = False) -> S:
+    """Return an event or a job, or a part of one, with the texts, errors and metadata that are sealed in it, at any depth.
+
+    `values`: small values, too; large ones are references. What is not sealed stays. Raises: SealBrokenError.
+    """
+    changed: dict[str, Any] = {}
+    for name, is_text in _fields(type(value)):
+        before = getattr(value, name)
+        after = _unsealed(key, before, is_text=is_text, values=values)
+        if after is not before:
+            changed[name] = after
+    return msgspec.structs.replace(value, **changed) if changed else value
+
+
+def _unsealed(key: ValueKey, value: Any, *, is_text: bool, values: bool) -> Any:
+    match value:
+        case msgspec.Raw():
+            return unseal_raw(key, value) if values else value
+        case str():
+            return unseal_word(key, value) if is_text and _is_word(value) else value
+        case ErrorInfo():
+            return unseal_error(key, value)
+        case msgspec.Struct():
+            return unseal_struct(key, value, values=values)
+        case tuple():
+            members = cast("Collection[Any]", value)
+            found = tuple(_unsealed(key, each, is_text=False, values=values) for each in members)
+            return found if any(a is not b for a, b in zip(found, members, strict=True)) else members
+        case Mapping():
+            parts = cast("Mapping[str, Any]", value)
+            return {
+                name: _unsealed(key, part, is_text=isinstance(part, str), values=values)
+                for name, part in parts.items()
+            }
+        case _:
+            return value
+
+
+def unseal_raw(key: ValueKey, value: msgspec.Raw) -> msgspec.Raw:
+    """Return a small value of an event, or an array of sealed ones, as it was given. Raises: SealBrokenError."""
+    text = bytes(value)
+    if is_sealed(text):
+        return msgspec.Raw(unseal_value(key, text))
+    if not text or not text.startswith(b"[") or not is_covered(text):
+        return value
+    items = msgspec.json.decode(text, type=list[msgspec.Raw])
+    return msgspec.Raw(b"[%s]" % b",".join(unseal_value(key, bytes(each)) for each in items))
+
+
 def _is_word(text: str) -> bool:
     return text.startswith(_MARK) and _is_base64(text[len(_MARK) :].encode())
 
 
-def _is_covered(value: bytes) -> bool:
+def is_covered(value: bytes) -> bool:
     """Return whether a value is absent, sealed, or an array of sealed ones, as the inputs of a group are."""
     if not value or is_sealed(value):
         return True

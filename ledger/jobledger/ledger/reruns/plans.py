@@ -5,6 +5,7 @@ What is copied is decided here and recorded in the new job's first event; the wo
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,7 +18,12 @@ from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, RefusedError
+from jobledger.ledger.model.errors import (
+    InvalidInputError,
+    JobNotFoundError,
+    KeyUnavailableError,
+    RefusedError,
+)
 from jobledger.ledger.model.events import RerunOf, order_at_first
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import encode_value
@@ -74,6 +80,9 @@ async def plan_rerun(client: Client, ref: JobRef, **how: Unpack[RerunRequest]) -
     events = whole if at is None else _as_of(client, ref, whole, at)
     source = fold(events).job
     assert source is not None, "events of a job add up to it"
+    if source.order.key:
+        with contextlib.suppress(KeyUnavailableError):  # what is copied stays sealed: no key is needed for it
+            await client.patience.read(lambda: client.keys.key(source.order.key))  # an erased one is refused
     if from_step:
         _check_step(source, from_step)
     else:

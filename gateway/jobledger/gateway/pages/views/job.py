@@ -44,6 +44,7 @@ from jobledger.ledger.model.runs.wait_words import all_awaited
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.nats.task_book import find_task
+from jobledger.ledger.opened_jobs import opened_history
 from jobledger.ledger.sent_signals import announced_workflow
 from jobledger.projections import JobRow
 
@@ -185,8 +186,11 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
     stored, _ = newest_life(found.history)
     first = stored[0].event
     looked.principal.require_about("view", first.queue, first.task, JobNotFoundError(id))
+    ledger, hidden = gateway.ledger, not looked.principal.may("payloads")
     history = names_cleared(looked.principal, stored)
-    ledger, seen = gateway.ledger, history
+    if not hidden:
+        history = await opened_history(ledger.keys, history)
+    seen = history
     if past is not None:
         seen = events_until(history, await past.moment(ledger.log, ledger.clock))
     is_past = past is not None and len(seen) < len(history)
@@ -194,10 +198,9 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
     assert job is not None, "a history is not empty"
     asked = AsOf(stream_sequence=seen[-1].stream_sequence) if is_past else None
     narrowed = facts_for(looked.principal)
-    explained = await why_of(gateway.rows, job.id, job.queue, past=asked, narrowed=narrowed)
+    explained = await why_of(gateway.rows, job.id, job.queue, past=asked, narrowed=narrowed, opens=not hidden)
     of_run = bool(job.steps or job.signals)
     workflow = await announced_workflow(ledger, job.task, job.order.version) if of_run else None
-    hidden = not looked.principal.may("payloads")
     details = await job_details(ledger, job, history, hidden=hidden_from(looked.principal))
     read = _JobRead(
         job=job,
