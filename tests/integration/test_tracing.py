@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from tests.integration.test_owners import fails as owned
 from tests.integration.test_owners import keeps, master_file
+from tests.integration.test_owners_runs import breaks, takes
 from tests.support.working import LIMIT_S, Connect, until, working
 
 from jobledger.admin.verbs.schedules import BackfillSchedule, TriggerSchedule
@@ -305,14 +306,16 @@ async def test_spans_of_a_job_that_has_an_owner_say_nothing_of_its_values(
 ) -> None:
     async with (
         connected(tracing=True, master_key=master_file(tmp_path, "m1")) as ledger,
-        working(ledger, keeps, owned),
+        working(ledger, keeps, owned, breaks, takes),
     ):
         for job in (
             await ledger.enqueue(keeps.options(owner="person:1"), text="Canary"),
             await ledger.enqueue(owned.options(owner="person:1"), text="Canary"),
+            await ledger.enqueue(breaks.options(owner="person:1"), "Canary"),
         ):
             await job.wait(timeout_s=LIMIT_S)
     found = "".join(each.to_json() for each in spans.get_finished_spans())
     assert '"ValueError' in found
     assert "RuntimeError" in found
+    assert "LookupError" in found
     assert "Canary" not in found
