@@ -105,6 +105,8 @@ async def make_all(ledger: Ledger, word: str) -> None:
     assert word in str(await run.result())
     assert f"{word} again" in str(await again.result(timeout_s=LIMIT_S))
     assert await mended.result(timeout_s=LIMIT_S) == f"{word} mended"
+    heard = await (await ledger.job("confused-end")).result(timeout_s=LIMIT_S)
+    assert heard.startswith(f"completed {word} 7")
     kept = (await confused.snapshot()).signals
     assert [bool(each.refused) for each in kept] == [True, False]
 

@@ -26,6 +26,7 @@ from jobledger.ledger.job_orders import (
     limits_named,
     new_job_id,
     plain_command,
+    sealed_order,
     wish_of,
 )
 from jobledger.ledger.model.chain import JobView, first_entry, link, retry_raced
@@ -34,8 +35,10 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
+    ConfigurationError,
     InvalidError,
     InvalidInputError,
+    KeyUnavailableError,
     LedgerThrottledError,
     NotFoundError,
     UnreachableError,
@@ -56,7 +59,7 @@ from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions
 from jobledger.ledger.throttle import Throttle
 from jobledger.ledger.tracing import UNTRACED, Tracing
 from jobledger.ledger.unique.jobs import UniqueJobs
-from jobledger.ledger.unique.keys import Wish
+from jobledger.ledger.unique.keys import Wish, sealed_wish
 from jobledger.ledger.unique.rule import Unique
 from jobledger.ledger.written_orders import WrittenOrder
 
@@ -141,19 +144,28 @@ class Enqueuer:
         The same order may come any number of times: its job is made once. `signature_of` reads the input of a task for
         the comparison with a job that has the id already.
 
-        Raises: as `Ledger.enqueue`; LedgerThrottledError after a wait for room.
+        Values of a job that has an owner are sealed here.
+
+        Raises: as `Ledger.enqueue`; LedgerThrottledError after a wait for room; KeyUnavailableError also without a master
+            key: another process may have it.
         """
         client, text = self._client, bytes(written.order.input)
+        key = None
+        if written.owner or self._seals_all:
+            key = await client.patience.read(lambda: self._key_of_written(written))
         throttle = client.throttle
         if throttle is not None and not throttle.passes(len(text)):
             await throttle.require(len(text), waits=True)
         what = f"input of task {written.task}"
         large = None
-        if not client.inputs.fits_inline(text, what=what):
-            large = await client.patience.read(lambda: client.inputs.put(text, what=what, key=""))
+        if key is not None or not client.inputs.fits_inline(text, what=what):
+            key_id = "" if key is None else key.id
+            large = await client.patience.read(lambda: client.inputs.put(text, what=what, key=key_id))
         if written.limits:
             await client.patience.read(lambda: self._ensure(written.limits))
         command = written.command(large)
+        if key is not None:
+            command = msgspec.structs.replace(command, order=sealed_order(command.order, key))
 
         async def compare(command: Enqueue, first: JobEvent) -> None:
             await require_same(client.inputs, await signature_of(command.task), "", command, first)
@@ -163,12 +175,21 @@ class Enqueuer:
             if written.rule is None:
                 _, created = await self.begin(command, written.by, comparing)
                 return command.ref, created
-            ref, _, created = await self._unique.enqueue(written.wish(command))
+            wish = written.wish(command)
+            ref, _, created = await self._unique.enqueue(wish if key is None else sealed_wish(wish, key))
             if not created and comparing is not None and ref == command.ref:
                 await self._existing(command, comparing)
             return ref, created
 
         return await client.patience.append(attempt, job_id=command.ref.job_id, doing=_DOING)
+
+    async def _key_of_written(self, written: WrittenOrder) -> ValueKey:
+        """Return the key that seals the values of a written order. Raises: as `one_written`."""
+        written.check_sealable()
+        try:
+            return await self._key(written.task, written.owner or OWNER_DEFAULT)
+        except ConfigurationError as error:
+            raise KeyUnavailableError(str(error)) from error
 
     async def _require_room(self, throttle: Throttle, options: Options, job_id: str, size: int) -> None:
         """Return when a new job may be appended, or where a job has the id that was given: then nothing will be.

@@ -111,10 +111,7 @@ def command_of(
         job = KeySource(task.name, options.queue, order, arguments, None if key is None else key.index)
         order = with_limits(job, options.declared, options.declared_queue)
     if key is not None:
-        sealed: dict[str, Any] = {"key": key.id}
-        if order.metadata:
-            sealed["metadata"] = seal_words(key, order.metadata)
-        order = msgspec.structs.replace(order, **sealed)
+        order = sealed_order(order, key)
     run_at, delay_s = options.run_at, options.delay_s
     if options.debounce_s is not None:
         delay_s = options.debounce_s
@@ -126,6 +123,14 @@ def command_of(
         run_at=run_at,
         order=order,
     )
+
+
+def sealed_order(order: Order, key: ValueKey) -> Order:
+    """Return an order whose input is sealed already with its owner's key named, and the metadata sealed."""
+    sealed: dict[str, Any] = {"key": key.id}
+    if order.metadata:
+        sealed["metadata"] = seal_words(key, order.metadata)
+    return msgspec.structs.replace(order, **sealed)
 
 
 def limits_named(task: Kind, options: Options) -> list[NamedLimits]:

@@ -1,7 +1,7 @@
 """An order that is written down until a client adds its job to the ledger: complete, so that no code of its task is needed.
 
 What it says is decided when it is written: id, time, keys of limits, key of a unique job. So to add it again makes no second
-job. The fields are those of the enqueue path; a reader refuses a field that it does not know instead of dropping it.
+job. It is written as it is: who adds a job that has an owner seals it, and makes the key of a unique one anew. The fields are those of the enqueue path; a reader refuses a field that it does not know instead of dropping it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jobledger.ledger.job_orders import (
     new_job_id,
     wish_of,
 )
+from jobledger.ledger.limits.declared import Limit
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.envelope import NO_VALUE
@@ -30,8 +31,9 @@ from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue, check_users_task
 from jobledger.ledger.model.unique import KeyRef
 from jobledger.ledger.options import Options
+from jobledger.ledger.owner_names import owner_named
 from jobledger.ledger.signature import UNREADABLE
-from jobledger.ledger.unique.keys import Wish
+from jobledger.ledger.unique.keys import Wish, chosen_arguments
 from jobledger.ledger.unique.rule import Unique
 
 
@@ -55,6 +57,8 @@ class WrittenOrder(
     key: KeyRef | None = None  #: likewise
     arguments: msgspec.Raw = NO_VALUE  #: likewise: those that make the key
     limits: tuple[NamedLimits, ...] = ()  #: which its code defines, or names
+    #: Whose data it holds: who adds it to the ledger seals it. "": nobody's, or everybody's where all is sealed.
+    owner: str = ""
 
     @classmethod
     def read(cls, text: str) -> WrittenOrder:
@@ -88,6 +92,28 @@ class WrittenOrder(
         order = copied(Order, self.order, **stored)
         return Enqueue(ref=self.ref, task=self.task, run_at=self.run_at, order=order)
 
+    def check_sealable(self) -> None:
+        """Refuse an order in which words stand in the clear that follow from its input, for who seals it cannot tell them.
+
+        Raises: InvalidInputError.
+        """
+        found = ""
+        if any(
+            isinstance(each, Limit) and _is_of_input(each.key)
+            for of in self.limits
+            for each in of.limits_in_code
+        ):
+            found = "a limit takes its key from the input"
+        elif self.order.fair and _is_of_input(self.order.fair.partition(":")[0]):
+            found = "its queue takes turns by a value of the input"
+        elif self.rule is not None and self.rule.is_by_id:
+            found = "its id follows from its input"
+        if found:
+            raise InvalidInputError(
+                f"job {self.id} of task {self.task} has an owner, and {found}, which is sealed: enqueue it in the ledger "
+                "itself"
+            )
+
     def wish(self, command: Enqueue) -> Wish:
         """Return what a unique job wishes; `command` begins it."""
         assert self.rule is not None, "only unique jobs wish something"
@@ -102,6 +128,11 @@ class WrittenOrder(
             max_wait=None,
             by=self.by,
         )
+
+
+def _is_of_input(source: str | None) -> bool:
+    """Return whether a key is made of a value that is sealed; a tenant is not."""
+    return source not in (None, "tenant")
 
 
 def write_order(task: Kind, options: Options, text: bytes, clock: Clock, by: str) -> WrittenOrder:
@@ -119,7 +150,11 @@ def write_order(task: Kind, options: Options, text: bytes, clock: Clock, by: str
     command = command_of(task, options, job_id, text, clock)
     wish = None if options.unique is None else wish_of(task, options, command, text, clock)
     command = command if wish is None else wish.command
-    return WrittenOrder(
+    owner = owner_named(task, options, text)
+    arguments = NO_VALUE if wish is None else wish.arguments
+    if owner and options.unique is not None:  # however long: who seals the job makes the key of them
+        arguments = msgspec.Raw(chosen_arguments(task.signature, options.unique, task.name, text))
+    written = WrittenOrder(
         queue=command.ref.queue,
         id=command.ref.job_id,
         task=command.task,
@@ -129,17 +164,16 @@ def write_order(task: Kind, options: Options, text: bytes, clock: Clock, by: str
         compares=options.id is not None and options.on_other_input != "keep",
         rule=options.unique,
         key=None if wish is None else wish.key,
-        arguments=NO_VALUE if wish is None else wish.arguments,
+        arguments=arguments,
         limits=tuple(limits_named(task, options)),
+        owner=owner,
     )
+    if owner:
+        written.check_sealable()
+    return written
 
 
 def _refuse_answers(task: Kind, options: Options) -> None:
-    if options.owner:
-        raise InvalidInputError(
-            f"a job of task {task.name} has an owner, and a written order lies in the application's database as it is: "
-            "enqueue it in the ledger itself"
-        )
     if options.name:
         raise InvalidInputError(
             f"a job of task {task.name} has no name={options.name!r} but in a run or a graph: give it an id"

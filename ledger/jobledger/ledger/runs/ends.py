@@ -12,7 +12,7 @@ from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Or
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
 from jobledger.ledger.model.same_fields import copied
-from jobledger.ledger.model.seals import seal_words
+from jobledger.ledger.model.seals import seal_words, unseal_raw
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -54,15 +54,21 @@ def end_of(event: Cancelled | DeadLettered) -> RunEnd:
 async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
     """Return the command that enqueues the callback of a run's end, None without a callback; stores a large input.
 
-    Raises: PayloadTooLargeError, LedgerFullError, UnreachableError.
+    `end`: the result of a run that has an owner is sealed in it.
+
+    Raises: PayloadTooLargeError, LedgerFullError, UnreachableError; ErasedError, KeyUnavailableError.
     """
     on = "success" if end.state == "completed" else "fail"
     callback = next((each for each in run.order.on_end if each.on == on), None)
     if callback is None:
         return None
-    text, key, metadata = msgspec.json.encode({callback.argument: end}), run.order.key, callback.metadata
-    if key and metadata:
-        metadata = seal_words(await client.keys.key(key), metadata)
+    key, metadata = run.order.key, callback.metadata
+    if key:
+        seals = await client.keys.key(key)
+        metadata = seal_words(seals, metadata)
+        if isinstance(end.result, msgspec.Raw):  # as the run's last event has it
+            end = msgspec.structs.replace(end, result=unseal_raw(seals, end.result))
+    text = msgspec.json.encode({callback.argument: end})
     stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}", key=key)
     order = copied(
         Order,

@@ -92,6 +92,28 @@ def wish_for(
     )
 
 
+def sealed_wish(wish: Wish, seals: ValueKey) -> Wish:
+    """Return a wish that was written without the key of the job's owner as who has that key would have wished it.
+
+    Raises: InvalidInputError where the job's id follows from its arguments, or where these were not written.
+    """
+    command = wish.command
+    if wish.rule.is_by_id or wish.arguments is NO_VALUE:
+        raise InvalidInputError(
+            f"the key of job {command.ref.job_id} of task {command.task} cannot be made of what is written: "
+            "enqueue it in the ledger itself"
+        )
+    words = msgspec.json.encode([command.task, command.order.tenant, wish.arguments])
+    key = seals.index(words)[:_DIGITS]
+    order = msgspec.structs.replace(command.order, unique=key)
+    return msgspec.structs.replace(
+        wish,
+        command=msgspec.structs.replace(command, order=order),
+        key=KeyRef(task=command.task, key=key),
+        arguments=NO_VALUE,
+    )
+
+
 def _span(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
