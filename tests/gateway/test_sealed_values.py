@@ -136,6 +136,21 @@ async def test_who_may_see_payloads_reads_what_is_sealed_and_nobody_else_does(
         assert (await asker.get("/v1/dead-letters/mail/fails", who=SEER))["fingerprint"] == group
 
 
+async def test_a_graph_is_begun_for_an_owner(rich: Ledger, tmp_path: Path) -> None:
+    async with gateway_of(rich, tmp_path) as gateway:
+        asker = asker_of(gateway, tmp_path)
+        await asker.announced(fails, keeps)
+        nodes = [{"name": "a", "task": "keeps", "input": {"text": WORD}}]
+        body = {"name": "one", "nodes": nodes, "owner": "person:17", "id": "g"}
+        await asker.post("/v1/graphs", body, 202)
+        async with working(rich, keeps, queues=("default", "jobledger")):
+            await ended(await rich.job("g"))
+        assert await asker.get("/v1/jobs/jobledger/g/result", who=SEER) == {"a": WORD}
+        await asker.post("/v1/graphs", {**body, "owner": "Jane Doe", "id": "h"}, "JOB_INVALID_INPUT")
+        async for portion in rich.log.read_messages():
+            assert not [each.subject for each in portion if WORD.encode() in each.data]
+
+
 async def test_a_gateway_without_the_master_key_says_that_values_are_sealed(
     rich: Ledger, nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -21,9 +21,11 @@ from jobledger.cli.main import run
 from jobledger.ledger import (
     Backoff,
     Graph,
+    InvalidInputError,
     JobFailedError,
     JobState,
     Ledger,
+    Limit,
     Run,
     RunEnd,
     Signal,
@@ -173,6 +175,61 @@ async def test_graphs_and_batches_are_sealed_where_all_values_are(connected: Con
         assert await batch.result(timeout_s=LIMIT_S) == {"completed": 5}
         async for portion in ledger.log.read_messages():
             assert not [each.subject for each in portion if word.encode() in each.data]
+
+
+@task(owner="person:{person}", max_attempts=1)
+async def letter(person: int, text: str) -> str:
+    return f"{text} to {person}"
+
+
+async def test_a_graph_has_an_owner_and_so_have_its_nodes(connected: Connect, tmp_path: Path) -> None:
+    word = f"Canary-{secrets.token_hex(6)}"
+
+    def graph(person: Any = 17, **options: Any) -> Graph:
+        made = Graph("two")
+        first = made.add(letter, person, word)
+        made.add(joins.options(**options), first, more=word)
+        return made
+
+    keyed = {"limits": (Limit("customer", slots=1, key="more"),)}
+    async with (
+        connected(master_key=master_file(tmp_path, "m1")) as ledger,
+        working(ledger, *TASKS, joins, letter),
+    ):
+        job = await ledger.run_graph(graph(), id="g", owner="person:17")
+        assert (await job.result(timeout_s=LIMIT_S))["joins"] == f"{word} to 17 {word}"
+        again = await ledger.run_graph(graph(), id="g", owner="person:17")
+        assert not again.created
+        async for portion in ledger.log.read_messages():
+            assert not [each.subject for each in portion if word.encode() in each.data]
+            jobs = [each for each in portion if ".job." in each.subject]
+            assert {msgspec.json.decode(each.data)["key"] for each in jobs} <= {"person:17/1"}
+        head = (await ledger.log.head()).last_sequence
+        for wrong, owner, why in (
+            (graph(), "", "has the owner person:17, and the graph has none"),
+            (graph(18), "person:17", "has the owner person:18, and the graph has person:17"),
+            (graph(**keyed), "person:17", "limit customer of node 'joins' of graph two takes its key"),
+        ):
+            with pytest.raises(InvalidInputError, match=why):
+                await ledger.run_graph(wrong, owner=owner)
+        with pytest.raises(InvalidInputError, match="owner must be kind:id"):
+            await ledger.run_graph(graph(), owner="Jane Doe")
+        with pytest.raises(InvalidInputError, match="the graph has none"):
+            await ledger.graphs.put(graph())
+        late = Graph("late")
+        with pytest.raises(InvalidInputError, match="makes its owner of person, which is the result"):
+            late.add(letter, late.add(of_person, 17), word)
+        assert (await ledger.log.head()).last_sequence == head
+
+
+async def test_where_all_is_sealed_a_graph_names_no_limit_by_its_input(
+    connected: Connect, tmp_path: Path
+) -> None:
+    graph = Graph("one")
+    graph.add(joins.options(limits=(Limit("customer", slots=1, key="text"),)), "Jane")
+    async with connected(master_key=master_file(tmp_path, "m1"), seal="all") as ledger:
+        with pytest.raises(InvalidInputError, match=r"which is sealed for ledger:default"):
+            await ledger.run_graph(graph)
 
 
 async def test_commands_name_an_owner_and_show_its_values_with_the_key_alone(

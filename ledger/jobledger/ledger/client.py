@@ -32,7 +32,7 @@ from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.queue_pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
-from jobledger.ledger.model.seals import KeyHolder, seal_word
+from jobledger.ledger.model.seals import KeyHolder, check_owner, seal_word
 from jobledger.ledger.model.subjects import JobRef, Names, check_token
 from jobledger.ledger.nats.attempt_logs import JobLogs, read_logs
 from jobledger.ledger.nats.connection import Connection
@@ -337,15 +337,20 @@ class Ledger:
         *,
         id: str | None = None,  # noqa: A002 - the public name of the option
         by: str = "",
+        owner: str = "",
     ) -> JobHandle[dict[str, Any]]:
-        """Begin a graph as one job, whose result has those of the nodes by label. Raises: as `enqueue`."""
-        task, values = await graph.as_task(self)
-        options = task.options(id=id, by=by, on_other_input="keep")
+        """Begin a graph as one job, whose result has those of the nodes by label.
+
+        `owner`: whose data it and its nodes hold; "": as for any job. Raises: as `enqueue`.
+        """
+        owner = check_owner(owner) if owner else self._enqueuer.owner
+        task, values = await graph.as_task(self, owner=owner)
+        options = task.options(id=id, by=by, on_other_input="keep", owner=owner or None)
         handle = await self._enqueuer.one(options, **values)
         if not handle.created:
             from jobledger.ledger.graphs.graph import require_same_graph  # noqa: PLC0415 - others need nothing of it
 
-            await require_same_graph(self, handle.ref, graph.spec())
+            await require_same_graph(self, handle.ref, graph.spec(owner=owner))
         return handle
 
     @overload

@@ -438,9 +438,14 @@ class Enqueuer:
             from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
 
             return owner_named(task, options, text)
-        inherited = "" if self._children is None else self._children.parent.owner
-        owner = inherited or (OWNER_DEFAULT if self._seals_all else "")
+        owner = self.owner
         return "" if owner and task.name == RUN_BATCH else owner  # counts and names are all that it holds
+
+    @property
+    def owner(self) -> str:
+        """Whose data a job holds that names no owner; "": nobody's."""
+        inherited = "" if self._children is None else self._children.parent.owner
+        return inherited or (OWNER_DEFAULT if self._seals_all else "")
 
     async def _key(self, task: str, owner: str) -> ValueKey:
         """Return the key that seals the values of a new job. Raises: as `KeyHolder.key_for`; RefusedError."""

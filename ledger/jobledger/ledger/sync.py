@@ -296,9 +296,10 @@ class Ledger:
         *,
         id: str | None = None,  # noqa: A002 - the public name of the option
         by: str = "",
+        owner: str = "",
     ) -> JobHandle[dict[str, Any]]:
         """Begin a graph as one job, whose result has those of the nodes by label. See `client.Ledger.run_graph`."""
-        made = self._caller.call(lambda ledger: ledger.run_graph(graph, id=id, by=by))
+        made = self._caller.call(lambda ledger: ledger.run_graph(graph, id=id, by=by, owner=owner))
         return JobHandle(self._caller, made)
 
     def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:

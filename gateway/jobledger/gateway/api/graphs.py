@@ -25,6 +25,7 @@ from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.errors import InputMismatchError
 from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.seals import OWNER_DEFAULT, check_owner
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.tasks import TaskWithOptions
 
@@ -33,6 +34,7 @@ class NewGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A graph to begin."""
 
     id: str | None = None  #: id of its job; a repeat of the id begins nothing, and returns the existing job
+    owner: str | None = None  #: owner of the data in the graph, `kind:id`: its values are sealed
 
 
 async def begin_graph(asked: ApiRequest, *, body: NewGraph) -> Answer:
@@ -45,16 +47,23 @@ async def begin_graph(asked: ApiRequest, *, body: NewGraph) -> Answer:
         principal.require("queue", None, check_token("task name", named.task))
     with naming_no_hidden_task(principal):
         graph = await graph_of(ledger.patience, ledger.announced, body)
-    spec = graph.spec()
+    owner = _owner(asked, body.owner)
+    spec = graph.spec(owner=owner)
     for node in spec.nodes:
         principal.require("queue", node.node.queue, node.node.task)
     job_id = id_of(asked, body.id)
     is_keyed = job_id != body.id
     if is_keyed and job_id is not None:
         await require_free(asked, job_id, BUILT_IN_QUEUE)
-    task, values = await graph.as_task(ledger)
+    task, values = await graph.as_task(ledger, owner=owner)
     # `_require_graph` compares it with one that exists.
-    said = {"id": job_id, "by": principal.name, "trace": asked.trace, "on_other_input": "keep"}
+    said = {
+        "id": job_id,
+        "by": principal.name,
+        "trace": asked.trace,
+        "on_other_input": "keep",
+        "owner": body.owner,
+    }
     options = task.defaults.changed(said, queue=None, limits=())
     with acting_for(None):  # each of its nodes was allowed
         handle = await ledger.enqueue(TaskWithOptions(task, options), **values)
@@ -62,6 +71,13 @@ async def begin_graph(asked: ApiRequest, *, body: NewGraph) -> Answer:
     if held is not None:
         await _require_graph(asked, held, spec, is_keyed=is_keyed)
     return await added(asked, handle, held)
+
+
+def _owner(asked: ApiRequest, said: str | None) -> str:
+    """Return whose data a graph holds, "" where nobody says it. Raises: InvalidInputError."""
+    if said is not None:
+        return check_owner(said)
+    return OWNER_DEFAULT if asked.gateway.ledger.config.seal == "all" else ""
 
 
 async def _require_graph(asked: ApiRequest, held: JobAtMoment, spec: GraphSpec, *, is_keyed: bool) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
+from jobledger.ledger.limits.declared import Limit
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError, TaskDefinitionError
@@ -27,6 +28,7 @@ from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import Client
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+from jobledger.ledger.templates import filled
 
 P = ParamSpec("P")
 
@@ -77,6 +79,14 @@ class _AddedNode(msgspec.Struct, eq=False):
     input: dict[str, Any]
     after: set[int]
     always: bool
+    owner: str  #: whose data its task says that the job holds; "": it says nothing
+    tells: str  #: a limit whose key is a value of the input, which would stand in the clear; "": none does
+
+
+def _limit_of_input(options: Options) -> str:
+    """Return the name of a limit whose key is a value that an owner's key seals, "" without one."""
+    found = (each for each in options.limits_in_code if isinstance(each, Limit))
+    return next((each.name for each in found if each.key not in (None, "tenant")), "")
 
 
 class Nodes:
@@ -207,7 +217,10 @@ class Graph:
 
         Raises: as `add`.
         """
-        refuse_of_maker(options, f"a node of task {task.name}", "its graph")
+        # Its owner is that of its graph, which `spec` compares.
+        refuse_of_maker(
+            msgspec.structs.replace(options, owner=""), f"a node of task {task.name}", "its graph"
+        )
         if label in self._labels:
             raise InvalidInputError(
                 f"two nodes of graph {self.name} are called {label!r}: give each a name of its own"
@@ -216,16 +229,30 @@ class Graph:
         late = {str(take.at[0]) for take in takes} | of_run
         known = task.signature.check_known(given, late)
         node = node_of(task, options, limits=self._limits(task, options, known, late), takes=tuple(takes))
+        owner, tells = self._owner(task, options, known, late), _limit_of_input(options)
         self.takes_input = self.takes_input or bool(of_run)
         self._labels.add(label)
         self._counts[task.name] += 1
-        self._nodes.append(_AddedNode(label, node, known, {take.of for take in takes} | set(after), always))
+        waits_for = {take.of for take in takes} | set(after)
+        self._nodes.append(_AddedNode(label, node, known, waits_for, always, owner, tells))
 
-    def spec(self) -> GraphSpec:
-        """Return the graph as it is stored.
+    def spec(self, *, owner: str = "") -> GraphSpec:
+        """Return the graph as it is stored; `owner`: whose data its run holds, "": nobody's.
 
-        Raises: InvalidInputError for one without nodes, with too many, or in which nodes wait for each other.
+        Raises: InvalidInputError for one without nodes, with too many, in which nodes wait for each other, whose nodes
+            have another owner, or with an owner a limit by a value that is sealed.
         """
+        for each in self._nodes:
+            if each.owner and each.owner != owner:
+                raise InvalidInputError(
+                    f"node {each.label!r} of graph {self.name} has the owner {each.owner}, and the graph has "
+                    f"{owner or 'none'}: begin it with that owner"
+                )
+            if owner and each.tells:
+                raise InvalidInputError(
+                    f"limit {each.tells} of node {each.label!r} of graph {self.name} takes its key from the input, which is "
+                    f"sealed for {owner}: name the limit with its key in options(limits=...)"
+                )
         order = self._in_order()
         places = {old: new for new, old in enumerate(order)}
         spec = GraphSpec(
@@ -238,7 +265,9 @@ class Graph:
         spec.check()
         return spec
 
-    async def as_task(self, client: Client) -> tuple[Task[..., dict[str, Any]], dict[str, Any]]:
+    async def as_task(
+        self, client: Client, *, owner: str = ""
+    ) -> tuple[Task[..., dict[str, Any]], dict[str, Any]]:
         """Return the task that runs this graph and its input, once what the nodes' code defines of limits is in the ledger.
 
         Raises: as `spec`; InvalidInputError for a graph to be stored; else as `ensure_limits`.
@@ -248,7 +277,7 @@ class Graph:
                 f"graph {self.name} takes values of its run's input: store it with graphs.put, and begin a run of it by "
                 "its name"
             )
-        spec = self.spec()
+        spec = self.spec(owner=owner)
         await self.ensure_limits(client)
         return run_graph, {"graph": spec}
 
@@ -278,6 +307,22 @@ class Graph:
         label = options.name or (plain.name if count == 1 else f"{plain.name}#{count}")
         self.add_node(label, plain, options, given, takes=takes, after=after, always=always)
         return NodeResult(self, label, len(self._nodes) - 1)
+
+    def _owner(self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]) -> str:
+        """Return whose data a node's job holds as its task says it, "" where it says nothing.
+
+        Raises: InvalidInputError, also where a result or the run's input would say it.
+        """
+        if not options.owner:
+            return ""
+        if unknown := next((name for name in late if f"{{{name}}}" in options.owner), None):
+            raise InvalidInputError(
+                f"task {task.name} makes its owner of {unknown}, which is the result of another node here, or of the run's "
+                "input: pass it as a value"
+            )
+        given = {**task.signature.defaults, **known}
+        job = KeySource(task.name, options.queue, options.order(), lambda: given)
+        return filled("owner", options.owner, job)
 
     def _limits(
         self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]
