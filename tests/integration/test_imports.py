@@ -48,7 +48,7 @@ HEAVY = {"sqlite3", "http.server", "multiprocessing", "zoneinfo"}
 #: Modules of the ledger that errors and names of files need: nobody adds to these by accident.
 OF_EVERY_HELP = 12
 #: Modules, of every library, that a list of jobs loads: its start is nearly all of its time. What needs more asks for it.
-OF_A_LIST = 636
+OF_A_LIST = 637
 #: What speaks to a server, reads a projection or draws.
 WORK = {"asyncio", "nats", "pydantic", "rich", "sqlite3"}
 VERSION = """

@@ -290,11 +290,11 @@ async def test_commands_show_the_words_of_errors_notes_and_steps_with_the_key_al
     asked = [
         ("jobs", "show", "dead"),
         ("jobs", "show", "dead", "--json"),
-        ("jobs", "steps", "broken"),
-        ("jobs", "steps", "broken", "--results", "--json"),
+        ("jobs", "show", "broken", "--steps"),
+        ("jobs", "show", "broken", "--steps", "--results", "--json"),
         ("audit", "trail", "broken"),
         ("audit", "trail", "broken", "--json"),
-        ("jobs", "why", "dead"),
+        ("jobs", "show", "dead", "--why"),
         ("dlq", "show", "dead"),
     ]
     for has_key in (True, False):

@@ -214,9 +214,9 @@ async def read_it(
     asked_for: tuple[tuple[str, ...], ...] = (
         ("jobs", "show", "run-acme"),
         ("jobs", "show", "large-acme"),
-        ("jobs", "steps", "run-acme"),
-        ("jobs", "steps", "run-acme", "--json"),
-        ("jobs", "graph", "graph-acme"),
+        ("jobs", "show", "run-acme", "--steps"),
+        ("jobs", "show", "run-acme", "--steps", "--json"),
+        ("jobs", "show", "graph-acme", "--graph"),
         ("audit", "trail", "run-acme"),
         ("audit", "trail", "again-acme", "--json"),
         ("audit", "who"),

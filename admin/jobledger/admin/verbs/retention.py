@@ -93,12 +93,7 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
     ] = UNSET
     rows_keep_s: Annotated[
         float | UnsetType | None,
-        option(
-            "Projections drop moved jobs so long after their end; none: never.",
-            "SPAN|none",
-            ge=0,
-            le=SPAN_S_MAX,
-        ),
+        option("Projections drop moved jobs so long after their end; none: never.", "SPAN|none"),
     ] = UNSET
     to: Annotated[
         str | UnsetType | None,
