@@ -155,7 +155,7 @@ async def assert_jobs_are_what_their_chains_say(log: MemoryLog, path: Path) -> N
     assert held
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 async def test_counters_of_a_projection_made_anew_after_an_archive_are_those_of_one_that_saw_all(
     tmp_path: Path, seed: int
 ) -> None:

@@ -23,6 +23,7 @@ from jobledger.ledger.model.events import (
     Fenced,
     Held,
     JobEvent,
+    Order,
     Paused,
     Queued,
     Started,
@@ -230,7 +231,7 @@ class Tally:
     def move(self, before: Job | None, after: Job) -> None:
         """Count a job out of the state it was in and into the one it is in."""
         if before is not None:
-            if before.state is after.state and before.order.priority == after.order.priority:
+            if before.state is after.state and _is_counted_alike(before.order, after.order):
                 return
             self._shift(before, -1)
         self._shift(after, 1)
@@ -357,6 +358,11 @@ class Tally:
 
 def _has_failed(job: Job) -> bool:
     return job.state is JobState.RETRY_WAIT and bool(job.attempts) and job.attempts[-1].state == "failed"
+
+
+def _is_counted_alike(before: Order, after: Order) -> bool:
+    """Return whether two jobs of one id count in the same rows; the id of an archived job may be that of another tenant now."""
+    return before.priority == after.priority and before.tenant == after.tenant
 
 
 def _first_seen(event: JobEvent, job: Job, now_us: int) -> SeenJob:
