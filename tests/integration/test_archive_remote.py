@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -301,6 +303,35 @@ async def test_an_unfinished_export_that_goes_too_far_is_removed_from_the_bucket
     assert sent not in rig.s3.objects
     assert len(rig.names("manifest")) == 1
     await rig.check(10)
+
+
+async def test_files_go_from_the_machine_a_day_after_they_were_fetched_but_never_before_all_is_sent(
+    rig: Rig,
+) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    await rig.run_jobs(2, size=70_000)
+    rig.s3.refuses = lambda method, key: method in {"PUT", "POST"} and "payloads" in key
+    assert not (await rig.move()).events
+    assert rig.names("events-"), "a part was sent"
+    folder = local_folder(rig.uri)
+    long_ago = time.time() - 2 * 86_400
+
+    def age() -> list[str]:
+        files = [each for each in folder.rglob("*") if each.is_file()]
+        for each in files:
+            os.utime(each, (long_ago, long_ago))
+        local_folder(rig.uri)
+        return [each for each in _local_files(folder) if each.startswith("events-")]
+
+    assert len(age()) == 1
+    rig.s3.refuses = lambda _method, _key: False
+    assert (await rig.move()).events
+    await rig.check(ENOUGH + 2)
+    assert len(_local_files(folder)) > 1, "fetched to be checked"
+    assert age() == []
+    assert _local_files(folder) == ["manifest.json"]
+    await rig.check(ENOUGH + 2)
 
 
 async def test_a_keeper_says_that_its_bucket_is_away(rig: Rig) -> None:

@@ -83,9 +83,10 @@ def _read_remote(remote: Remote, folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             remote.fetch(MARK, folder / MARK, folder / DRAFTS)
     long_ago = time.time() - _KEPT_S
-    for name in known.intersection(there):
-        drop_files(folder / name, before=long_ago)
     _remove(_files(folder / DRAFTS), long_ago)
+    old = [name for name in sorted(known) if _is_old(folder / name, long_ago)]
+    for each in remote.present([f"{name}/{MANIFEST}" for name in old]):  # what is half sent is needed here
+        drop_files((folder / each).parent, before=long_ago)
 
 
 def _exports(folder: Path) -> list[Path]:
@@ -144,6 +145,12 @@ def drop_files(export: Path, *, before: float | None = None) -> None:
     if (export.parent / REMOTE).exists():
         _remove(_files(export), before)
         _remove(_files(export / PAYLOADS), before)
+
+
+def _is_old(export: Path, before: float) -> bool:
+    """Return whether an export has a file that may be removed."""
+    found = (each for each in (*_files(export), *_files(export / PAYLOADS)) if each.name != MANIFEST)
+    return any(each.stat().st_mtime < before for each in found)
 
 
 def _files(folder: Path) -> list[Path]:
