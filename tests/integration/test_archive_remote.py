@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from tests.support.command_line import CommandLine
 from tests.support.s3 import S3, s3_service
 from tests.support.working import Connect, ended, working
 
+from jobledger.admin.archive_place import _mark_of, require_place
 from jobledger.admin.keeper import Keeper, move, retention_of
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.admin.verbs.retention import SetRetention
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import read_past
-from jobledger.audit.archive.mirror import MARK, local_folder
+from jobledger.audit.archive.mirror import MARK, drop_files, local_folder
 from jobledger.audit.archive.plan import unread
 from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.errors import ArchiveAbsentError, ArchiveRefusedError
+from jobledger.audit.export import write_export
+from jobledger.audit.export.manifest import FileFormat
+from jobledger.audit.export.payloads import check_payloads
+from jobledger.audit.export.remote import DRAFTS, Remote
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, RefusedError
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.projections import counting
 
 pytestmark = pytest.mark.anyio
 SMALL = 256 << 10
@@ -210,6 +221,78 @@ async def test_files_that_are_altered_or_gone_are_found_and_a_bucket_that_is_awa
         local_folder(rig.uri)
 
 
+async def test_what_is_still_here_of_an_export_does_not_hide_what_became_of_the_bucket(rig: Rig) -> None:
+    await rig.run_jobs(2, size=70_000)
+    await rig.run()
+    await rig.check(2)  # fetches the events
+
+    async def problems() -> str:
+        past = await read_past(rig.ledger.log, [local_folder(rig.uri)])
+        if not past.problems:
+            check_payloads(past.exports[0].folder, past.exports[0].manifest)  # fetches the values
+        return "; ".join(each.sentence for each in past.problems)
+
+    assert [await problems(), await problems()] == ["", ""]
+    for word in ("events-", "payloads.jsonl", "payloads/", "manifest"):
+        name = rig.names(word)[-1]
+        whole = rig.s3.objects.pop(name)
+        assert f"{name} is missing there, or was altered" in await problems()
+        rig.s3.objects[name] = whole[:-1] + b"#"
+        assert f"{name} is missing there, or was altered" in await problems()
+        rig.s3.objects[name] = whole
+    (here,) = local_folder(rig.uri).rglob("events-*")
+    here.write_bytes(b"spoilt by this disk")
+    assert await problems() == ""
+    await rig.check(2)
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+async def test_files_that_are_removed_here_while_somebody_reads_are_fetched_again(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: FileFormat
+) -> None:
+    monkeypatch.setattr(
+        "jobledger.audit.archive.archiver.write_export", partial(write_export, file_format=file_format)
+    )
+    await rig.run_jobs(10)
+    await rig.run()
+    folder = local_folder(rig.uri)
+    joined = await open_archive(rig.ledger.log, folder)
+    for _ in range(2):
+        report = await verify(joined)
+        assert report.sound, report.violations
+        (file,) = folder.rglob(f"events-*.{file_format}")
+        drop_files(file.parent)
+        assert not file.exists()
+
+
+async def test_a_machine_without_room_for_a_file_is_no_verdict_on_it(rig: Rig) -> None:
+    await rig.run_jobs(10)
+    await rig.run()
+    folder = local_folder(rig.uri)
+    (folder / DRAFTS).rmdir()
+    (folder / DRAFTS).write_text("in the way")
+    with pytest.raises(ArchiveAbsentError, match="cannot be fetched into"):
+        await verify(await open_archive(rig.ledger.log, folder))
+    (folder / DRAFTS).unlink()
+    await rig.check(10)
+
+
+async def test_two_ledgers_that_begin_at_once_do_not_share_a_bucket(
+    rig: Rig, nats_server: EmbeddedServer, environment: str, tmp_path: Path
+) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    head = await rig.ledger.log.head()
+    require_place(local_folder(rig.uri), rig.ledger.names, head, None)
+    settings: dict[str, Any] = {"environment": f"{environment}_b", "ledger_bytes_max": SMALL}
+    async with connect(nats_server.url, **settings) as ledger:
+        other = msgspec.json.encode(_mark_of(ledger.names, await ledger.log.head()))
+    (mark,) = rig.names(MARK)
+    rig.s3.objects[mark] = other  # it had looked before this one wrote its mark
+    assert "is the archive of another ledger" in (await rig.move()).trouble
+    assert (await rig.first(), rig.s3.objects[mark]) == (1, other)
+
+
 async def test_a_bucket_that_was_emptied_or_is_of_another_ledger_takes_nothing(
     rig: Rig, nats_server: EmbeddedServer, environment: str, tmp_path: Path
 ) -> None:
@@ -334,6 +417,130 @@ async def test_files_go_from_the_machine_a_day_after_they_were_fetched_but_never
     await rig.check(ENOUGH + 2)
 
 
+async def test_an_unfinished_export_of_another_machine_is_left_in_the_bucket(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That machine may be about to record it and to purge: a lock is seen by processes of one machine only."""
+    await rig.run_jobs(10)
+    mine = local_folder(rig.uri)
+    goes_on, sent = anyio.Event(), anyio.Event()
+    deps = archive_deps(rig.ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+    count = counting(rig.ledger.log, rig.projection, past=lambda: open_archive(rig.ledger.log, mine))
+
+    async def wait(progress: Callable[[int, int], None]) -> Any:
+        sent.set()
+        await goes_on.wait()
+        return await count(progress)
+
+    slow = Archiver(rig.ledger.log, mine, msgspec.structs.replace(deps, count=wait))
+    async with anyio.create_task_group() as group:
+        group.start_soon(slow.run, rig.ledger.clock.now())
+        with anyio.fail_after(20):
+            await sent.wait()
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another-machine"))
+
+        def cut_off(step: str, _done: int, _total: int) -> None:
+            if step == "export":
+                raise ConnectionAbortedError
+
+        other = Archiver(
+            rig.ledger.log, local_folder(rig.uri), msgspec.structs.replace(deps, on_progress=cut_off)
+        )
+        with contextlib.suppress(RefusedError, ConnectionAbortedError):
+            await other.run(rig.ledger.clock.now(), through=20)
+        goes_on.set()
+    assert await rig.first() > 20
+    await rig.check(10)
+
+
+async def test_nothing_is_moved_or_purged_when_the_bucket_lost_the_newest_export(rig: Rig) -> None:
+    """Its mark is there still, and this machine has the manifest."""
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    await rig.run_jobs(ENOUGH)
+    first = await rig.first()
+    for each in rig.names("-"):
+        if MARK not in each:
+            del rig.s3.objects[each]
+    moved = await rig.move()
+    assert (moved.events, await rig.first()) == (0, first)
+    assert "s3://bucket/ledger lacks the export" in moved.trouble
+
+
+@pytest.mark.parametrize("step", ["record", "purge"])
+async def test_what_was_sent_is_read_back_again_by_a_run_that_goes_on(rig: Rig, step: str) -> None:
+    """Whether the run before was killed before or after it recorded the export: a file was lost since then."""
+    await rig.run_jobs(10)
+
+    def cut_off(now: str, _done: int, _total: int) -> None:
+        if now == step:
+            raise ConnectionAbortedError
+
+    folder = local_folder(rig.uri)
+    deps = archive_deps(rig.ledger, by="ann", on_progress=cut_off)
+    with pytest.raises(ConnectionAbortedError):
+        await Archiver(rig.ledger.log, folder, deps).run(rig.ledger.clock.now())
+    (lost,) = rig.names("events-")
+    del rig.s3.objects[lost]
+    await rig.run()
+    assert lost in rig.s3.objects
+    await rig.check(10)
+
+
+async def test_a_keeper_that_was_elsewhere_reads_what_others_moved_since(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.set()
+    local_folder(rig.uri)  # as this machine found it
+    terms = await retention_of(rig.ledger)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another-machine"))
+    await rig.run_jobs(ENOUGH)
+    await rig.run()  # by hand, so without a mark
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "machine"))
+    assert await Keeper(rig.ledger, rig.move)._why_no_place(terms, await rig.ledger.log.head()) == ""
+
+
+async def test_a_run_that_was_overtaken_leaves_no_files_on_its_machine(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each change of the machine that a keeper is on would leave an export behind, which nobody sees."""
+    await rig.run_jobs(10)
+    mine = local_folder(rig.uri)
+
+    def cut_off(step: str, _done: int, _total: int) -> None:
+        if step == "send":
+            raise ConnectionAbortedError
+
+    deps = archive_deps(rig.ledger, by="ann", on_progress=cut_off)
+    with pytest.raises(ConnectionAbortedError):
+        await Archiver(rig.ledger.log, mine, deps).run(rig.ledger.clock.now())
+    assert len(_local_files(mine)) == 2
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another-machine"))
+    await rig.run()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "machine"))
+    await rig.run_jobs(1)
+    await rig.run()
+    assert set(_local_files(mine)) == {"manifest.json"}
+    await rig.check(11)
+
+
+async def test_a_manifest_that_is_half_written_or_damaged_here_stops_nobody(rig: Rig) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    folder = local_folder(rig.uri)
+    (whole,) = folder.rglob("manifest.json")
+    draft = folder / ".00000000000000000001-00000000000000000009.draft" / "manifest.json"
+    draft.parent.mkdir()
+    for each in (draft, whole):
+        each.write_bytes(b"{")  # the first is of a run that was killed while it wrote it
+        await rig.check(ENOUGH)
+    await rig.run_jobs(ENOUGH)
+    assert (await rig.move()).events
+    await rig.check(2 * ENOUGH)
+
+
 async def test_a_keeper_says_that_its_bucket_is_away(rig: Rig) -> None:
     await rig.set()
     await rig.run_jobs(ENOUGH)
@@ -352,6 +559,26 @@ async def test_a_secret_in_a_uri_is_refused_and_not_repeated(rig: Rig, place: st
             await do()
         assert "secret" not in str(refused.value)
         assert "user@" not in str(refused.value)
+
+
+def test_every_error_of_pyarrow_is_told_as_one_of_the_place() -> None:
+    pa: Any = importlib.import_module("pyarrow")
+    remote = Remote("abfs://name.dfs.core.windows.net/box/x")
+    assert remote._root == "box/x", "pyarrow takes no path that begins with a slash"
+    with pytest.raises(ArchiveAbsentError, match="box/x cannot be used: Unknown error"), remote._asked():
+        raise pa.ArrowException("Unknown error: no credentials")  # as Azure's part of it does
+
+
+async def test_what_is_not_ours_in_a_bucket_is_not_read(rig: Rig) -> None:
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    digits = hashlib.sha256(b"{}").hexdigest()[:16]
+    rig.s3.objects[f"ledger/{1:020}-{9:020}.{digits}/manifest.json"] = b"{}"  # named as ours are
+    rig.s3.objects["ledger/backups/manifest.json"] = b"x"
+    rig.s3.objects["ledger/notes.txt"] = b"x"
+    assert (await rig.move()).events
+    await rig.check(ENOUGH)
+    assert not [key for _, key in rig.s3.asked if "backups" in key]
 
 
 async def test_without_pyarrow_a_uri_says_what_to_install(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

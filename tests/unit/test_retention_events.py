@@ -64,11 +64,26 @@ def test_what_is_not_named_stays() -> None:
         ({"to": "archive"}, "give the whole path of a folder"),
         ({"to": "/a\nb"}, "printable"),
         ({"to": "/" * 2000}, "at most 1,000"),
+        ({"to": "S3://bucket/x"}, "begins with one of s3://"),
+        ({"to": "s3:/bucket/x"}, "begins with one of s3://"),
+        ({"to": "mock://bucket/x"}, "not with 'mock'"),  # in memory: what is moved there is gone
+        ({"to": "file:///srv/x"}, "give its path"),
+        ({"to": "s3://key:wo/rd@bucket/x"}, "leave that out"),
+        ({"to": "s3://key:wo?rd@bucket/x"}, "leave that out"),
+        ({"to": "s3://bucket/x?region=a&secret_key=word"}, "leave that out"),
+        ({"to": "abfs://box:word@name.dfs.core.windows.net/x"}, "leave that out"),
+        ({"to": "abfs://name.blob.core.windows.net/box?sv=1&sig=word"}, "leave that out"),
+        ({"to": "abfs://name.blob.core.windows.net/box?client_secret=word"}, "leave that out"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         decide(STATE, SetRetention(changes=changes), stamp())
+
+
+@pytest.mark.parametrize("to", ["/a@b", "s3://bucket/x?region=a", "abfss://box@name.dfs.core.windows.net/x"])
+def test_a_place_without_a_secret_is_taken(to: str) -> None:
+    assert decide(STATE, SetRetention(changes={"to": to}), stamp()) is not None
 
 
 def test_only_who_has_the_whole_ledger_says_where_it_goes() -> None:

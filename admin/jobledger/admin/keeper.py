@@ -409,7 +409,12 @@ class Keeper:
             is_default = terms.to == self._default_to
             try:
                 folder = local_folder(terms.to, is_read=False)
-                is_marked(folder, self._ledger.names, head, newest, makes=is_default)
+                try:
+                    is_marked(folder, self._ledger.names, head, newest, makes=is_default)
+                except (
+                    ArchiveAbsentError
+                ):  # perhaps another machine moved events since this one read the place
+                    is_marked(local_folder(terms.to), self._ledger.names, head, newest, makes=is_default)
             finally:
                 self._is_looking = False
 

@@ -22,7 +22,7 @@ import msgspec
 
 from jobledger.audit.archive.chain import chained, export_name, exports_in, open_archive, place_of
 from jobledger.audit.archive.deps import ArchiveDeps, Step
-from jobledger.audit.archive.mirror import drop_files, own_name, remove_export, send_export
+from jobledger.audit.archive.mirror import drop_past, lies_there, own_name, remove_export, send_export, shown
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
 from jobledger.audit.archive.record import newest_archived, newest_record
 from jobledger.audit.counts import append_counts, counted_parts
@@ -231,13 +231,19 @@ class Archiver:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def _waiting(self, first: int) -> ExportLog | None:
-        """Return the export that an earlier run made of the ledger's oldest events and did not record."""
+        """Return the export that an earlier run of this machine made of the ledger's oldest events and did not record.
+
+        One that another machine sent to a bucket has another name. That machine may be about to record it, and no lock here
+        would tell: it is left alone.
+        """
         if not self._folder.exists():
             return None
         found = [
             export
             for export in exports_in(self._folder, self._log.names).values()
-            if export.manifest.first_sequence == first and export.manifest.count
+            if export.manifest.first_sequence == first
+            and export.manifest.count
+            and export.folder == self._place(first, export.manifest.last_sequence)
         ]
         return max(found, key=lambda export: export.manifest.last_sequence, default=None)
 
@@ -276,7 +282,7 @@ class Archiver:
         self._progress("record")(0, 1)
         await self._record(export, found.limits)
         await self._purge(through)
-        await anyio.to_thread.run_sync(drop_files, export.folder)
+        await anyio.to_thread.run_sync(drop_past, self._folder, through)
         self._jobs_archived += found.jobs_over - members.ended_here - late
 
     def _place(self, first: int, through: int) -> Path:
@@ -326,12 +332,25 @@ class Archiver:
             return None
         there = exports_in(self._folder, self._log.names) if self._folder.exists() else {}
         chain = chained(there, newest, self._folder)
+        await self._require_there(chain[-1])
         if chain[-1].manifest.last_sequence != first - 1:
             raise ArchiveRefusedError(
                 f"the ledger begins at stream sequence {first}, and its archive goes up to "
                 f"{chain[-1].manifest.last_sequence}: what is between is missing"
             )
         return chain[-1].previous
+
+    async def _require_there(self, export: ExportLog) -> None:
+        """Refuse to go on behind an export that its bucket has lost, though its manifest is on this machine.
+
+        Raises: ArchiveAbsentError, ArchiveIncompleteError.
+        """
+        if not await anyio.to_thread.run_sync(lies_there, export.folder):
+            manifest = export.manifest
+            raise ArchiveIncompleteError(
+                f"{shown(self._folder)} lacks the export of stream sequence {manifest.first_sequence} to "
+                f"{manifest.last_sequence}, which was there: bring {shown(export.folder)} back"
+            )
 
     async def _check(self, export: ExportLog, *, force: bool) -> Prefix:
         """Prove the export without the server; only then its events may be purged."""
@@ -513,7 +532,7 @@ class Archiver:
 
     def _overtaken(self, export: ExportLog) -> ArchiveRefusedError:
         return ArchiveRefusedError(
-            f"another archive run was faster: {export.folder} is no part of the archive, delete it; "
+            f"another archive run was faster: {shown(export.folder)} is no part of the archive, delete it; "
             "nothing was taken away by this run"
         )
 
@@ -531,6 +550,7 @@ class Archiver:
                 )
             chain = chained(exports_in(self._folder, self._log.names), newest, self._folder)
             found = await self._check(chain[-1], force=True)
+            await anyio.to_thread.run_sync(send_export, chain[-1].folder)
             late = await self._carry_fenced(through)
             self._done.append(chain[-1].folder)
             self._events += newest.count

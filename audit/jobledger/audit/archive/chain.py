@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio.to_thread
+
+from jobledger.audit.archive.mirror import shown, unlike
 from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import ExportLog, JoinedLog
@@ -122,7 +125,7 @@ def _missing(
         begin = 1 + max((end for end in ends if end < through), default=0)
     where = f"; the newest run wrote to {newest.folder}" if newest.folder else ""
     return (
-        f"{folder} lacks the export of stream sequence {begin} to {through} whose manifest has the sha256 {wanted}, "
+        f"{shown(folder)} lacks the export of stream sequence {begin} to {through} whose manifest has the sha256 {wanted}, "
         f"as {by} says: put it beside the others, or name the folder that it is in{where}"
     )
 
@@ -183,7 +186,16 @@ async def read_past(log: Log, places: Sequence[Path]) -> Past:
     chain, problems = _chain(found, newest, folder)
     strangers = sorted(export.folder.name for export in found.values() if export not in chain)
     joined = JoinedLog(chain, log, linked=not problems)
+    problems += await anyio.to_thread.run_sync(_unlike, chain)
     return Past(joined, tuple(chain), tuple(problems), tuple(strangers))
+
+
+def _unlike(chain: Sequence[ExportLog]) -> list[Problem]:
+    return [
+        Problem(export.manifest.first_sequence, sentence)
+        for export in chain
+        for sentence in unlike(export.folder)
+    ]
 
 
 def is_archive(places: Sequence[Path]) -> bool:

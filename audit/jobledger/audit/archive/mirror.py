@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import shutil
 import sys
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from jobledger.audit.errors import ArchiveAbsentError, ExportDamagedError, NotAnExportError
+from jobledger.audit.errors import ArchiveAbsentError, NotAnExportError
 from jobledger.audit.export.manifest import MANIFEST, Manifest, manifest_sha256, parse_manifest, read_manifest
 from jobledger.audit.export.payloads import PAYLOAD_LIST, PAYLOADS, listed
 from jobledger.audit.export.remote import DRAFTS, REMOTE, Remote, opened, remote_of
-from jobledger.ledger.files import data_folder, make_folder, open_file, sync_path, write_once, write_whole
+from jobledger.ledger.files import (
+    data_folder,
+    make_folder,
+    open_file,
+    rename_over,
+    sync_path,
+    write_once,
+    write_whole,
+)
+from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.retention import check_uri, is_uri
 
 #: In the folder of an archive: which ledger it belongs to; see `jobledger.admin.archive_place`.
@@ -32,8 +44,11 @@ _ARCHIVES: Final = "archives"  #: in the user's data folder
 _DIGITS: Final = 24
 #: Files that were fetched are removed this long after that.
 _KEPT_S: Final = 86_400.0
+_AT_ONCE: Final = 8  #: manifests that are fetched at a time: an old archive has thousands
 
 OnProgress = Callable[[int, int], None]
+
+logger = logging.getLogger("jobledger.archive")
 
 
 def local_folder(place: str, *, is_read: bool = True) -> Path:
@@ -72,16 +87,16 @@ def own_name(folder: Path, name: str) -> str:
 
 def _read_remote(remote: Remote, folder: Path) -> None:
     """Fetch the manifests that are missing here, and the mark; remove what was fetched long ago."""
-    known, there = {each.name for each in _exports(folder)}, remote.folders()
-    for each in remote.present([f"{name}/{MANIFEST}" for name in there if name not in known]):
-        name, data = each.partition("/")[0], b"".join(remote.read(each))
-        with contextlib.suppress(ExportDamagedError, NotAnExportError):  # it is being sent at this moment
-            parse_manifest(folder / name / MANIFEST, data)
-            make_folder(folder / name)
-            write_whole(folder / name / MANIFEST, data)
-    if not (folder / MARK).exists():
-        with contextlib.suppress(FileNotFoundError):
-            remote.fetch(MARK, folder / MARK, folder / DRAFTS)
+    known = set(_known(folder))
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="manifests")
+    try:
+        for _ in pool.map(partial(_take, remote, folder), set(remote.folders()) - known):
+            pass
+    finally:  # where the place is away, nobody waits for the others
+        pool.shutdown(cancel_futures=True)
+    # Also where one is here: another ledger may have begun at the same time, and written its own over it.
+    with contextlib.suppress(FileNotFoundError):
+        remote.fetch(MARK, folder / MARK, folder / DRAFTS)
     long_ago = time.time() - _KEPT_S
     _remove(_files(folder / DRAFTS), long_ago)
     old = [name for name in sorted(known) if _is_old(folder / name, long_ago)]
@@ -89,8 +104,40 @@ def _read_remote(remote: Remote, folder: Path) -> None:
         drop_files((folder / each).parent, before=long_ago)
 
 
+def _take(remote: Remote, folder: Path, name: str) -> None:
+    """Fetch the manifest of an export, unless it is not there yet, or is none."""
+    with contextlib.suppress(FileNotFoundError):
+        data = b"".join(remote.read(f"{name}/{MANIFEST}"))
+        try:
+            parse_manifest(folder / name / MANIFEST, data)
+        except (
+            CorruptLedgerError,
+            NotAnExportError,
+        ) as error:  # it is being sent at this moment, or was never sent
+            logger.debug("%s: %s", remote.name, error)
+            return
+        make_folder(folder / name)
+        write_whole(folder / name / MANIFEST, data)
+
+
 def _exports(folder: Path) -> list[Path]:
-    return sorted(each.parent for each in folder.glob(f"*/{MANIFEST}"))
+    """Return the exports in a folder, without drafts, whose manifest may be half written."""
+    return sorted(
+        each.parent for each in folder.glob(f"*/{MANIFEST}") if not each.parent.name.startswith(".")
+    )
+
+
+def _known(folder: Path) -> Generator[str, None, None]:
+    """Yield the name of each export that is here. One that this disk damaged is put aside: it lies elsewhere, too."""
+    for each in _exports(folder):
+        try:
+            read_manifest(each)
+            yield each.name
+        except CorruptLedgerError as error:
+            aside = folder / f".damaged.{each.name}"
+            logger.warning("%s; it is %s now", error, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+            rename_over(each, aside)
 
 
 def send_export(export: Path, on_progress: OnProgress = lambda _done, _total: None) -> None:
@@ -101,7 +148,7 @@ def send_export(export: Path, on_progress: OnProgress = lambda _done, _total: No
     Raises: ArchiveAbsentError, ExportDamagedError, OSError.
     """
     remote = remote_of(export.parent)
-    if remote is None or lies_there(export):
+    if remote is None:
         return
     contents = list(_contents(export, read_manifest(export)))
     for done, (each, sha256) in enumerate(contents):
@@ -118,11 +165,47 @@ def lies_there(export: Path) -> bool:
     remote = remote_of(export.parent)
     if remote is None:
         return True
-    try:
-        data = b"".join(remote.read(f"{export.name}/{MANIFEST}"))
-        return hashlib.sha256(data).hexdigest() == manifest_sha256(export)
-    except FileNotFoundError:
-        return False
+    return remote.sha256(f"{export.name}/{MANIFEST}") == manifest_sha256(export)
+
+
+def unlike(export: Path) -> list[str]:
+    """Return how an export that lies elsewhere is otherwise there than what of it is here, for people.
+
+    What is here would hide what became of the archive itself. A file that only here is damaged is removed, to be fetched.
+
+    Raises: ArchiveAbsentError, NotAnExportError, ExportDamagedError, OSError.
+    """
+    remote = remote_of(export.parent)
+    if remote is None:
+        return []
+    place = f"{remote.name}/{export.name}"
+    found: list[str] = []
+    if not lies_there(export):
+        found.append(f"{place}/{MANIFEST} is missing there, or was altered")
+    for path, sha256 in _here(export, read_manifest(export)):
+        name = path.relative_to(export).as_posix()
+        if remote.sha256(f"{export.name}/{name}") != sha256:
+            found.append(f"{place}/{name} is missing there, or was altered")
+        elif _sha256(path) != sha256:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _here(export: Path, manifest: Manifest) -> Generator[tuple[Path, str], None, None]:
+    """Yield the files of an export that are on this machine, but its manifest, and the sha256 that each should have."""
+    known = {each.name: each.sha256 for each in manifest.files}
+    if not isinstance(manifest.payloads, msgspec.UnsetType):
+        known[PAYLOAD_LIST] = manifest.payloads.sha256
+    for path in _files(export):
+        if path.name in known:
+            yield path, known[path.name]
+    for path in _files(export / PAYLOADS):
+        yield path, path.name
 
 
 def _contents(export: Path, manifest: Manifest) -> Generator[tuple[str, str], None, None]:
@@ -145,6 +228,16 @@ def drop_files(export: Path, *, before: float | None = None) -> None:
     if (export.parent / REMOTE).exists():
         _remove(_files(export), before)
         _remove(_files(export / PAYLOADS), before)
+
+
+def drop_past(folder: Path, through: int) -> None:
+    """Remove the files of the exports that begin at or before `through`, which the ledger has lost now; see `drop_files`.
+
+    Also those of a run on this machine that another one overtook before it sent them: the events lie in another export.
+    """
+    for export in _exports(folder):
+        if read_manifest(export).first_sequence <= through:
+            drop_files(export)
 
 
 def _is_old(export: Path, before: float) -> bool:
@@ -184,18 +277,16 @@ def send_mark(folder: Path) -> None:
     """Send the mark of an archive that lies elsewhere. Raises: ArchiveAbsentError, OSError."""
     remote = remote_of(folder)
     if remote is not None:
-        with open_file(folder / MARK) as file:
-            sha256 = hashlib.sha256(file.read()).hexdigest()
-        remote.send(folder / MARK, MARK, sha256)
+        remote.send(folder / MARK, MARK, _sha256(folder / MARK))
 
 
 def has_mark(folder: Path) -> bool:
-    """Return whether the place that a folder stands for has its mark, too; True for a folder of its own.
+    """Return whether the place that a folder stands for has the same mark; True for a folder of its own.
 
-    Raises: ArchiveAbsentError.
+    Raises: ArchiveAbsentError, OSError.
     """
     remote = remote_of(folder)
-    return remote is None or bool(remote.present([MARK]))
+    return remote is None or remote.sha256(MARK) == _sha256(folder / MARK)
 
 
 def shown(path: Path) -> str:

@@ -290,6 +290,9 @@ class JsonLinesFile:
     def rows(self, from_sequence: int = 0) -> Generator[Row | Damage, None, None]:
         """Yield the events; see `EventFile.rows`."""
         number, offset = self._place_before(from_sequence)
+        if (problem := gone(self)) is not None:
+            yield Damage(number + 1, problem)
+            return
         try:
             with open_file(self.path, buffer_bytes=_BUFFER_BYTES) as file:
                 file.seek(offset)
@@ -304,6 +307,14 @@ class JsonLinesFile:
     def _place_before(self, sequence: int) -> tuple[int, int]:
         at = bisect_right(self._places, sequence, key=lambda place: place[0])
         return self._places[at - 1][1:] if at else (0, 0)
+
+
+def gone(file: EventFile) -> str | None:
+    """Return what is wrong with a file that is not here any more, None where nothing is.
+
+    One that lies elsewhere may have been removed here since it was checked: it is fetched, and checked again.
+    """
+    return None if file.path.exists() else file.check()
 
 
 def _sequence_of(line: bytes) -> int:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from jobledger.audit.export.files import Damage, Row, altered, unreadable
+from jobledger.audit.export.files import Damage, Row, altered, gone, unreadable
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.audit.export.remote import at_hand
 from jobledger.ledger.files import open_file, open_to_write, sync_file
@@ -228,6 +228,9 @@ class ParquetFile:
         What pyarrow raises for a damaged file is of many kinds; each is told as damage, after which nothing comes.
         """
         number = 0
+        if (problem := gone(self)) is not None:
+            yield Damage(1, problem)
+            return
         try:
             with self._pq.ParquetFile(self.path) as file:
                 if not _is_known(self._pa, file.schema_arrow):

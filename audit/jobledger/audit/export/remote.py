@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import re
 import secrets
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ REMOTE: Final = ".jobledger-remote"
 #: In the same folder: files that are being fetched.
 DRAFTS: Final = ".fetched"
 _CHUNK_BYTES: Final = 8 << 20  #: each is a request of its own
-#: File systems that make no folder by themselves when a file is written into it.
-_MAKE_FOLDERS: Final = ("local", "hdfs")
+#: A file system that makes no folder by itself when a file is written into it.
+_MAKES_FOLDERS: Final = "hdfs"
+#: What an export is called there. Whatever has another name is not ours, and nothing of it is read.
+_NAME: Final = re.compile(r"\d{20}-\d{20}(\.[0-9a-f]+)?", flags=re.ASCII)
 
 
 class Remote:
@@ -39,16 +42,23 @@ class Remote:
         self.uri = uri.rstrip("/")
         self.name = self.uri.partition("?")[0]  #: for people: the rest says how it is reached
         try:
-            from pyarrow import fs  # noqa: PLC0415 - an extra, slow to load
+            import pyarrow as pa  # noqa: PLC0415 - an extra, slow to load
+            from pyarrow import fs  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
                 f"{uri} is read and written by pyarrow, which is not installed: pip install 'jobledger[parquet]'"
             ) from error
         self._arrow: Any = fs
+        base: Any = pa
+        self._errors: tuple[type[Exception], ...] = (base.ArrowException, OSError, ValueError)
         with self._asked():
             found: tuple[Any, str] = self._arrow.FileSystem.from_uri(self.uri)
         self._files = found[0]
         self._root = found[1].rstrip("/")
+        if (
+            self._files.type_name == "abfs"
+        ):  # of an address without a container in front pyarrow leaves a slash
+            self._root = self._root.lstrip("/")
 
     @contextlib.contextmanager
     def _asked(self) -> Generator[None, None, None]:
@@ -57,18 +67,21 @@ class Remote:
             yield
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, NotImplementedError) as error:
+        except self._errors as error:
             reason = " ".join(str(error).split())
             raise ArchiveAbsentError(
                 f"{self.name} cannot be used: {reason}; look at its address, its credentials and the network"
             ) from error
 
     def folders(self) -> list[str]:
-        """Return the names of the folders in it: exports, and what is left of sending some. No such place: none."""
+        """Return the names of the exports in it, and of what is left of sending some. No such place: none."""
         with self._asked():
             selector = self._arrow.FileSelector(self._root, allow_not_found=True)
             found: list[Any] = self._files.get_file_info(selector)
-        return sorted(each.base_name for each in found if each.type == self._arrow.FileType.Directory)
+        is_folder = self._arrow.FileType.Directory
+        return sorted(
+            each.base_name for each in found if each.type == is_folder and _NAME.fullmatch(each.base_name)
+        )
 
     def present(self, names: Sequence[str]) -> list[str]:
         """Return which of these files are there."""
@@ -83,24 +96,24 @@ class Remote:
 
         Raises: ArchiveAbsentError also where other bytes came back; OSError for the file itself.
         """
-        if self._sha256(name) == sha256:
+        if self.sha256(name) == sha256:
             return
         with open_file(path) as file, self._asked(), self._written(name) as out:
             while chunk := file.read(_CHUNK_BYTES):
                 out.write(chunk)
-        if self._sha256(name) != sha256:
+        if self.sha256(name) != sha256:
             raise ArchiveAbsentError(f"{self.name}/{name} came back with other bytes: nothing is moved")
 
     @contextlib.contextmanager
     def _written(self, name: str) -> Generator[Any, None, None]:
         path = f"{self._root}/{name}"
-        if self._files.type_name in _MAKE_FOLDERS:
+        if self._files.type_name == _MAKES_FOLDERS:
             self._files.create_dir(path.rpartition("/")[0], recursive=True)
         out: Any = self._files.open_output_stream(path)
         with out:
             yield out
 
-    def _sha256(self, name: str) -> str:
+    def sha256(self, name: str) -> str:
         """Return the sha256 of a file's bytes, "" where there is none."""
         total = hashlib.sha256()
         try:
@@ -164,7 +177,7 @@ def remote_of(folder: Path) -> Remote | None:
 def at_hand(path: Path) -> None:
     """Fetch a file of an export that lies elsewhere; does nothing for one that is here, or is missing there as well.
 
-    Raises: ArchiveAbsentError; OSError.
+    Raises: ArchiveAbsentError, also where this machine has no room for it; OSError.
     """
     if path.exists():
         return
@@ -174,6 +187,17 @@ def at_hand(path: Path) -> None:
             export, *inside = path.relative_to(folder).parts
             if inside != [MANIFEST]:
                 name = "/".join((export, *inside))
-                with contextlib.suppress(FileNotFoundError):
-                    remote.fetch(name, path, folder / DRAFTS)
+                _fetch(remote, name, path, folder)
             return
+
+
+def _fetch(remote: Remote, name: str, path: Path, folder: Path) -> None:
+    """Fetch a file that may be missing there. Raises: ArchiveAbsentError: what keeps it away says nothing of the file."""
+    try:
+        remote.fetch(name, path, folder / DRAFTS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ArchiveAbsentError(
+            f"{remote.name}/{name} cannot be fetched into {folder}: {error.strerror or error}"
+        ) from error

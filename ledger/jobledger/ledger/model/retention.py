@@ -23,7 +23,14 @@ SPAN_S_MAX: Final = 100 * 366 * 86_400.0
 EVERY_S_MIN: Final = 1.0
 EVERY_S_MAX: Final = 86_400.0
 _PLACE_MAX: Final = 1_000
-_URI: Final = re.compile(r"[a-z][a-z0-9+.-]*://.", flags=re.ASCII)
+#: What is meant as a URI: also one with a slash too few, or in capitals, which would name a folder where a program runs.
+_URI: Final = re.compile(r"[a-z][a-z0-9+.-]+:/.", flags=re.ASCII | re.IGNORECASE)
+#: The kinds that are taken. pyarrow reads two more, which keep nothing: `mock` lies in memory, and what is written to `file` is
+#: not forced to the disk.
+_KINDS: Final = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_SECRETS: Final = re.compile(
+    r"secret|sig|token|pass|pwd|key", flags=re.IGNORECASE
+)  #: in the name of a parameter
 _DAY_S: Final = 86_400.0
 
 
@@ -117,13 +124,30 @@ def is_uri(place: str) -> bool:
 
 
 def check_uri(place: str) -> None:
-    """Refuse a URI with a user or a key in it: events would repeat it. Raises: InvalidInputError."""
-    scheme, _, rest = place.partition("://")
-    if "@" in rest.partition("/")[0]:
+    """Refuse a URI of a kind that keeps nothing, and one with a user or a key in it: events would repeat it.
+
+    Raises: InvalidInputError.
+    """
+    kind, there, rest = place.partition("://")
+    if not there or kind not in _KINDS:
+        kinds = ", ".join(f"{each}://" for each in _KINDS)
         raise InvalidInputError(
-            f"the URI {scheme}://... has a user or a key before an @: leave that out, and give credentials by the environment of "
-            "the process, since everybody who may read the ledger reads the URI"
+            f"the URI of an archive begins with one of {kinds}, not with {place.partition(':')[0][:20]!r}: for a folder of this "
+            "machine give its path"
         )
+    address, _, query = rest.partition("?")
+    names = [each.partition("=")[0] for each in query.split("&")]
+    if "@" in query or _has_user(kind, address) or any(_SECRETS.search(each) for each in names):
+        raise InvalidInputError(
+            f"the URI {kind}://... has a user or a key in it, before an @ or in a parameter: leave that out, and give credentials "
+            "by the environment of the process, since everybody who may read the ledger reads the URI"
+        )
+
+
+def _has_user(kind: str, address: str) -> bool:
+    """Return whether something stands before an @; a key may have a slash in it. Azure puts the name of a container there."""
+    before, at, after = address.partition("@")
+    return bool(at) and (not kind.startswith("abfs") or ":" in before or "/" in before or "@" in after)
 
 
 def _check_place(to: str) -> None:
