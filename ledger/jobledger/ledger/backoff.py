@@ -1,4 +1,4 @@
-"""How long a failed job waits before its next attempt: pure, and the same for every worker."""
+"""The wait of a failed job before its next attempt: pure, and the same for every worker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DOUBLINGS_MAX: Final = 64  # beyond it every growing delay is over its cap
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """The wait after each failure: 1 s, 2 s, 4 s, ... up to five minutes, unless said otherwise."""
+    """The wait after each failure; by default 1 s, 2 s, 4 s, ... up to five minutes."""
 
     kind: Literal["exponential", "linear", "fixed"] = "exponential"
     base_s: float = 1.0  #: after the first failure, in seconds
     cap_s: float = 300.0  #: never longer, jitter included
-    jitter: float = 0.1  #: up to this share is added at random, so that a crowd does not come back at once
+    jitter: float = 0.1  #: up to this share is added at random, so that many jobs do not come back at once
 
     def __post_init__(self) -> None:
         """Check every value.

@@ -1,4 +1,4 @@
-"""Jobs that a job makes: what they inherit, and ids that are the same in every attempt of it. Pure."""
+"""Jobs that a job makes: the fields that they inherit, and their ids, the same in every attempt. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from jobledger.ledger.model.seals import owner_of
 from jobledger.ledger.model.subjects import JobRef
 
 _ID_MAX: Final = 64  #: characters, as of every name in a subject
-_ID_HEAD: Final = 31  #: of a longer one, before its hash
+_ID_HEAD: Final = 31  #: characters of a longer id that stay before its hash
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The job whose code makes others."""
 
     job_id: str
-    worker: str  #: who appends in its name
-    trace: str = ""  #: W3C traceparent of who enqueued it
+    worker: str  #: the worker that appends in its name
+    trace: str = ""  #: W3C traceparent of its enqueuer
     tenant: str = ""
-    correlation: str = ""  #: the first cause it belongs to; "": it is one itself
-    owner: str = ""  #: whose data it holds
+    correlation: str = ""  #: the first cause it belongs to; "": it is a first cause itself
+    owner: str = ""  #: the owner of its data
 
     @classmethod
     def of(cls, job: Job, worker: str) -> Self:
-        """Return what a job hands down while a worker runs it."""
+        """Return the parent for jobs made by the code of an attempt."""
         order = job.order
         return cls(
             job_id=job.id,
@@ -53,7 +53,7 @@ class Children:
     def next_id(self, task: str) -> str:
         """Return `<job id>-<task>-<n>`, n being 1 for the first job of this task that the attempt makes.
 
-        Of an id that would be too long the end is replaced by a hash of the whole.
+        If that is too long, a hash of the whole id replaces its end.
         """
         self._counts[task] += 1
         whole = f"{self.parent.job_id}-{task}-{self._counts[task]}"
@@ -63,9 +63,9 @@ class Children:
         return f"{whole[:_ID_HEAD]}-{digest[: _ID_MAX - _ID_HEAD - 1]}"
 
     def inherit(self, order: Order) -> Order:
-        """Return a child's order with what it has from its parent, unless it names its own; the trace comes with the stamp.
+        """Return a child's order with those fields of its parent that it does not set; the trace comes with the stamp.
 
-        Metadata and limits are said of one job, and are not handed down.
+        Metadata and limits belong to one job, and are not inherited.
         """
         parent = self.parent
         return msgspec.structs.replace(
@@ -76,7 +76,7 @@ class Children:
 
 
 def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
-    """Return the name of the child of a run for an item of a step; another run's child where the end was copied."""
+    """Return the name of a run's child for an item of a step; if the end was copied, that of the source run's child."""
     assert step.order is not None, "only a group has children"
     for origin in step.origins:
         if any(first <= item <= last for first, last in origin.items):
@@ -96,5 +96,5 @@ def child_id_of(run: JobRef, step: Step, item: int) -> str:
 
 
 def asked_there(step: Step, origin: Origin) -> Step:
-    """Return a step as the run had it from which its ends were copied: the fields that make its children's names."""
+    """Return the step of the run from which the ends were copied, with the fields that make its children's names."""
     return msgspec.structs.replace(step, number=origin.number, sequence=origin.asked, origins=(), copied=None)

@@ -1,4 +1,4 @@
-"""`Ledger`: what an application does with jobs, short of running them."""
+"""`Ledger`: all acts of an application on jobs, except running them."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ _CLOCK_STEP: Final = timedelta(seconds=1)
 
 
 class Doable(Protocol[T_co]):
-    """Something that can be done to a ledger; the verbs of `jobledger.admin.verbs` are such."""
+    """An act on a ledger, such as each verb of `jobledger.admin.verbs`."""
 
     async def perform_on(self, ledger: Ledger, *, by: str, projection: Path | None) -> T_co:
-        """Do it, in the name of `by`. Raises: what it says itself."""
+        """Perform the act, in the name of `by`. Raises: the errors that the act names."""
         ...
 
 
 class _Ticks:
-    """The time of one client's newest stamp: no two are equal. A clock set back by more than a moment counts."""
+    """The time of one client's newest stamp, so that no two are equal; a clock that is set back is followed."""
 
     def __init__(self) -> None:
         self.last = datetime.min.replace(tzinfo=UTC)
@@ -105,7 +105,7 @@ class Ledger:
         config: LedgerConfig,
         clock: Clock,
     ) -> None:
-        self.connection = connection  #: for intake and doctor; applications have no use for it
+        self.connection = connection  #: for intake and doctor, not for applications
         self.inbox = inbox
         self.log: Log = log
         self.leases = leases
@@ -114,12 +114,13 @@ class Ledger:
         self.results = results
         self.keys = keys  #: holder of the keys of owners
         self.patience = Patience(connection, config.request_timeout_s)
-        # For a task, giving up costs an attempt, so it waits longer. One for all attempts: see `Deadlines`.
+        # For code of a task, which waits longer, since giving up costs an attempt. One object for all attempts: see
+        # `Deadlines`.
         self._patience_of_tasks = Patience(connection, config.append_timeout_s)
         self.config = config
         self.clock = clock
-        self.form = FORM  #: up to which form it appends events; see `learn_form`
-        self.identity = new_identity()  #: who this client is in the events it appends
+        self.form = FORM  #: the highest form of events that it appends; see `learn_form`
+        self.identity = new_identity()  #: the name of this client in the events it appends
         self.tracing = Tracing() if config.tracing else None
         self._ticks = _Ticks()
         self._children: Children | None = None
@@ -151,12 +152,12 @@ class Ledger:
         return self.form
 
     def stamp(self, by: str = "") -> Stamp:
-        """Return who and when, for events decided now; no two stamps of a client are equal.
+        """Return author and time for events decided now; no two stamps of a client are equal.
 
         A client recognises its own append by the event's bytes, so two decisions within one tick of the clock must
         not make equal events.
         """
-        # Written out, not called: every event of every job is stamped.
+        # Written out, without further calls, for speed: every event of every job is stamped.
         ticks, at = self._ticks, self.clock.now()
         if at <= ticks.last < at + _CLOCK_STEP:
             at = ticks.last + _MICROSECOND
@@ -172,7 +173,7 @@ class Ledger:
         return Stamp(at=at, by=by, trace=trace, causation=parent.job_id, authority=authority, form=self.form)
 
     def on_behalf_of(self, parent: Parent) -> Ledger:
-        """Return this client as the code of one attempt of a job uses it; see `Context.ledger`."""
+        """Return this client for the code of one attempt of a job; see `Context.ledger`."""
         own = copy.copy(self)
         own._work_for(Children(parent))  # noqa: SLF001 - a Ledger, too
         return own
@@ -194,11 +195,11 @@ class Ledger:
     ) -> JobHandle[Result]:
         """Add one job; when this returns, the job is in the ledger.
 
-        An id that the queue has already gives that job, unchanged, with `created=False`.
+        If the queue has a job of this id, that job is returned, unchanged, with `created=False`.
 
         Raises: InputMismatchError where that job has another input or task, unless the option `on_other_input` is "keep";
-            InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError; ServerUnreachableError
-            when nothing was sent; AppendOutcomeUnknownError, whose `job_id` makes another try safe, when no answer came.
+            InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError; ServerUnreachableError if
+            nothing was sent; AppendOutcomeUnknownError if no answer came: another try with its `job_id` is safe.
         """
         return await self._enqueuer.one(task, *args, **kwargs)
 
@@ -214,10 +215,11 @@ class Ledger:
     ) -> BulkResult:
         """Add a job for each input (keyword arguments), as a stream: memory stays bounded whatever its length.
 
-        `ids` names each job after its input, to add what was missing. `on_progress` gets the number of inputs done, at
-        times. `batch` names the jobs by their places in it; `on_end` is enqueued when all have ended.
+        `ids` derives each job's id from its input, so that another try adds only missing jobs. `on_progress` gets the
+        number of finished inputs now and then. With `batch` ids follow from the places in the batch; `on_end` is
+        enqueued when all have ended.
 
-        Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger. InputMismatchError
+        Raises: as `enqueue`; the text names the input. The jobs before it are in the ledger. InputMismatchError
             comes when all other inputs are in the ledger, and has the other mismatched inputs in `others`.
         """
         self.connection.require_here()
@@ -235,11 +237,11 @@ class Ledger:
     ) -> JobHandle[Any]:
         """Add one job by the name of its task, as workers announced it; `how` is in `NamedOptions`.
 
-        `input`: the arguments as JSON text (bytes or `msgspec.Raw`), which is stored as it is, or as a value. It is checked
-        by the announced schema as far as `additions.schemas` says; the worker's code checks all of it.
+        `input`: the arguments as JSON text (bytes or `msgspec.Raw`), which is stored unchanged, or as a value. The
+        announced schema checks the part of it that `additions.schemas` describes; the worker's code checks all of it.
 
-        Raises: TaskNotFoundError with near names for a task that no worker ever announced; InvalidInputError also for a
-            unique task whose key only its code can make; else as `enqueue`.
+        Raises: TaskNotFoundError with similar names for a task that no worker ever announced; InvalidInputError also
+        for a unique task whose key only its code can make; otherwise as `enqueue`.
         """
         from jobledger.ledger.named.verbs import enqueue_named  # noqa: PLC0415 - others need nothing of it
 
@@ -252,7 +254,7 @@ class Ledger:
     ) -> BulkResult:
         """Add many jobs by the names of their tasks, as a stream: memory stays bounded; `how` is in `NamedMany`.
 
-        Raises: as `enqueue_named`; the sentence says at which job, from 0. The ones before it are in the ledger.
+        Raises: as `enqueue_named`; the text names the job by its number, from 0. The jobs before it are in the ledger.
         """
         from jobledger.ledger.named.verbs import enqueue_named_many  # noqa: PLC0415 - as `enqueue_named`
 
@@ -271,7 +273,7 @@ class Ledger:
         return AnnouncedTasks(self.find_task, self.task_names, self.clock)
 
     async def find_task(self, name: str) -> TaskEntry | None:
-        """Return what the last worker that had a task announced of it; None: none did. Raises: UnreachableError."""
+        """Return the newest announcement of a task by a worker; None: there is none. Raises: UnreachableError."""
         return await find_task(self.inbox, self.names, name)
 
     async def task_names(self) -> list[str]:
@@ -279,12 +281,12 @@ class Ledger:
         return await task_names(self.inbox, self.names)
 
     async def read_logs(self, ref: JobRef, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the tasks of a job logged; see `JobHandle.logs`."""
+        """Return the logs of a job's attempts; see `JobHandle.logs`."""
         return await read_logs(self.connection, self.inbox, self.names, ref, attempt=attempt, step=step)
 
     @property
     def routes(self) -> RouteVerbs:
-        """Routes: where others send webhooks, and what is made of them."""
+        """Routes: addresses to which others send webhooks, with the rules that make jobs of these."""
         from jobledger.ledger.webhooks.verbs import RouteVerbs  # noqa: PLC0415 - as `enqueue_named`
 
         return RouteVerbs(self, self.announced, self._enqueuer, self.bodies)
@@ -298,7 +300,7 @@ class Ledger:
 
     @functools.cached_property
     def bodies(self) -> BodyStore:
-        """Where bodies of webhooks are kept."""
+        """The store of bodies of webhooks."""
         from jobledger.ledger.webhooks.bodies import Bodies  # noqa: PLC0415 - as `enqueue_named`
 
         config = self.config
@@ -312,22 +314,23 @@ class Ledger:
         )
 
     async def do(self, verb: Doable[T], *, by: str = "", projection: Path | None = None) -> T:
-        """Do what a verb of `jobledger.admin.verbs` says, as the command line does it, and return what that answers.
+        """Perform a verb of `jobledger.admin.verbs`, as the command line does, and return its answer.
 
-        `projection`: the file of the projection, for verbs that read one; it is brought up to date, or made.
+        `projection`: the file of the projection, for verbs that read one; it is created if missing, and brought up to
+        date.
 
-        Raises: what the verb says itself.
+        Raises: the errors that the verb names.
         """
         return await verb.perform_on(self, by=by, projection=projection)
 
     async def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
         """Hand data to a route as a delivery: `received` and the jobs of its rules are stored together, or not at all.
 
-        `data`: a JSON value; rules see it as the body of a request without headers. `id` names the delivery: a repeat
-        makes nothing and returns what the first one made, with `repeated=True`.
+        `data`: a JSON value; rules see it as the body of a request without headers. `id` names the delivery: a
+        repetition makes nothing, and returns the jobs of the first call, with `repeated=True`.
 
-        Raises: RouteNotFoundError, InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which
-            the same with an `id` is safe.
+        Raises: RouteNotFoundError, InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after
+        which the same call with an `id` is safe.
         """
         return await self.routes.emit(name, data, by=by, id=id)
 
@@ -370,7 +373,7 @@ class Ledger:
         task: Task[..., Any] | TaskWithOptions[..., Any] | None = None,
         queue: str | None = None,
     ) -> JobHandle[Any]:
-        """Return a handle of a job that exists; with its `task` the handle reads the result as that returns it.
+        """Return a handle of an existing job; with its `task` the handle returns the result in the task's return type.
 
         Raises: JobNotFoundError; InvalidInputError when the job runs another task; AmbiguousIdError when several
         queues have the id and `queue` is not given.
@@ -395,11 +398,11 @@ class Ledger:
     def handle_of(
         self, ref: JobRef, *, created: bool = False, sequence: int = 0, reader: ReadsResults | None = None
     ) -> JobHandle[Any]:
-        """Return a handle of a job without a look at it."""
+        """Return a handle of a job without checking that it exists."""
         return JobHandle(self, ref, created=created, sequence=sequence, reader=reader)
 
     async def _named(self, job: AnyJob, queue: str | None) -> JobHandle[Any]:
-        """Return a handle; only an id without its queue is looked up for it."""
+        """Return a handle; only for an id without a queue the job is looked up."""
         job_id, queue = job_name(job, queue)
         return await self.job(job_id) if queue is None else self.handle_of(JobRef(queue=queue, job_id=job_id))
 
@@ -408,7 +411,7 @@ class Ledger:
         return await (await self._named(job, queue)).cancel(reason=reason, by=by)
 
     async def retry(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
-        """Queue a job that waits for a time, or give a dead letter one more attempt. See `JobHandle.retry`."""
+        """Queue a job now that waits for a time, or give a dead letter one more attempt. See `JobHandle.retry`."""
         return await (await self._named(job, queue)).retry(reason=reason, by=by)
 
     async def reschedule(
@@ -421,7 +424,7 @@ class Ledger:
         reason: str = "",
         by: str = "",
     ) -> Job:
-        """Give a job that waits for a time another one. See `JobHandle.reschedule`."""
+        """Change the time of a job that waits for one. See `JobHandle.reschedule`."""
         handle = await self._named(job, queue)
         return await handle.reschedule(run_at=run_at, delay_s=delay_s, reason=reason, by=by)
 
@@ -466,12 +469,12 @@ class Ledger:
     ) -> bool:
         """Send a run a signal, which is kept until the run waits for it; return False if the run had this `id` before.
 
-        `start`: the run to enqueue first where the queue has none of that name, as `order.with_input("77", cents=5)`.
+        `start`: the run to enqueue first if the queue has no job of that id, such as `order.with_input("77", cents=5)`.
 
-        Raises: InvalidInputError for a value of another type than `signal` or a wait of the run's workflow, as workers
-            announced it, has; JobNotFoundError, AmbiguousIdError, UnknownSignalError where
-            the run has ended, RefusedError where the run is one of the ledger's own, UnreachableError. After an
-            UnreachableError the signal may have been stored or not: give the same one again, with the same `id`.
+        Raises: InvalidInputError for a value that does not fit the type of `signal`, or of a wait of the run's
+            workflow that workers announced; JobNotFoundError, AmbiguousIdError, UnknownSignalError if the run has
+            ended, RefusedError if the run is one of the ledger's own, UnreachableError. After an UnreachableError the
+            signal may have been stored or not: give the same one again, with the same `id`.
         """
         if start is None:
             return await give_signal(self, (await self._named(job, queue)).ref, signal, value, id=id, by=by)
@@ -487,10 +490,10 @@ class Ledger:
         queue: str | None = None,
         **how: Unpack[Rerun],
     ) -> JobHandle[Any]:
-        """Begin a run again as a new job that copies what an earlier one did; the options are in `Rerun`.
+        """Begin a run again as a new job that copies steps of an earlier run; the options are in `Rerun`.
 
-        With `from_step` it copies the steps before that one; with `failed=True`, of a run that has failed or was
-        cancelled, every step and child that completed, wherever it is.
+        With `from_step` it copies the steps before that one. With `failed=True`, for a run that has failed or was
+        cancelled, it copies all completed steps and children.
 
         Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError for what cannot be begun with, RefusedError for
             copies of what was undone or archived, and of what failed where the run may go on; ErasedError; UnreachableError,
@@ -502,7 +505,7 @@ class Ledger:
         return await rerun(self, self._enqueuer, ref, from_step=from_step, failed=failed, **how)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
-        """Decide a command on a job and record what follows; see `handle.execute`."""
+        """Decide a command on a job and record its events; see `handle.execute`."""
         return await execute(self, ref, command, by=by)
 
     async def pause_queue(
@@ -544,7 +547,7 @@ class Ledger:
         return await change_queue(self, queue, command, by=by)
 
     async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
-        """Have the server do what the ledger says of a queue; see `pauses.bring_in_line`."""
+        """Apply a queue's state in the ledger to the server's consumers; see `pauses.bring_in_line`."""
         return await bring_in_line(self.inbox, self.log, queue, known)
 
     def lock(
@@ -552,9 +555,10 @@ class Ledger:
     ) -> AbstractAsyncContextManager[HeldLock]:
         """Exclude everybody else who takes the same lock, for the length of the block.
 
-        Waits `wait_s` seconds at the most while others hold it; 0 only tries. If this process loses its lease inside
-        (it was frozen, or cut off from the server), the block is cancelled. What the lock guards should be handed
-        `held.fencing_number` and refuse a smaller one than it has seen: nothing else stops a process that wakes.
+        Waits at most `wait_s` seconds while others hold it; 0 tries once. If this process loses its lease inside (it
+        was frozen, or cut off from the server), the block is cancelled. Pass `held.fencing_number` to the guarded
+        resource, which should refuse a smaller number than it has seen: nothing else stops a process that wakes up
+        late.
 
         Raises: LockTimeoutError, which names the holder; LockReentryError for a task that holds it already; at the
             end of the block LockLostError if others may have had it meanwhile; InvalidError, UnreachableError,
@@ -563,12 +567,12 @@ class Ledger:
         return self.locks.hold(scope, lock_id, wait_s=wait_s)
 
     def events(self, **options: Unpack[EventOptions]) -> EventStream:
-        """Return stored events to iterate, in stream order: all or some, from any point on, to the end or for ever.
+        """Return an iterator of stored events, in stream order: all or some, from any point on, to the end or for ever.
 
         With `durable="billing"` they come from a subscription of that name instead, at least once: each is
-        acknowledged when the next is asked for, and the next reader of that name goes on where this one stopped.
+        acknowledged when the next one is asked for, and the next reader of that name goes on where this one stopped.
 
-        Raises: InvalidError at once; while it is iterated CorruptLedgerError, UnreachableError, and as `subscription`.
+        Raises: InvalidError at once; during the iteration CorruptLedgerError, UnreachableError, and as `subscription`.
         """
         return open_events(self, options)
 
@@ -585,6 +589,6 @@ class Ledger:
         return await list_subscriptions(self.inbox, self.names)
 
     async def delete_subscription(self, name: str) -> SubscriptionInfo:
-        """Forget a subscription and its position; return it as it was. Raises: SubscriptionNotFoundError."""
+        """Delete a subscription and its position; return its last state. Raises: SubscriptionNotFoundError."""
         self.connection.require_here()
         return await delete_subscription(self.inbox, self.names, name)

@@ -14,7 +14,7 @@ from jobledger.ledger.nats.access import LOGIN_NAMES, Access, from_variables
 from jobledger.ledger.nats.contexts import settings_of_context
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
-#: Settings that environment variables say where the caller does not; the same ones as those of the commands.
+#: Settings that environment variables can set if the caller does not, as with commands.
 VARIABLES: Final = {
     "url": "JOBLEDGER_URL",
     "environment": "JOBLEDGER_ENVIRONMENT",
@@ -30,40 +30,47 @@ _SECONDS_MAX: Final = 3600
 _ROOM_TIMEOUT_S_MAX: Final = 7 * 86_400
 _TABLES_LIFE_S_MIN: Final = 1
 _TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
-LEDGER_BYTES_MIN: Final = 1 << 16  #: how small the limit of a ledger may be
-REPLICAS: Final = (1, 3, 5)  #: how many copies of a stream there may be
+LEDGER_BYTES_MIN: Final = 1 << 16  #: the smallest limit of a ledger
+REPLICAS: Final = (1, 3, 5)  #: the possible numbers of copies of a stream
 _COMMITS: Final = ("auto", "group", "pipeline")
 _SEALS: Final = ("owners", "all")
 
 
 class LedgerConfig(Access, frozen=True, kw_only=True):
-    """One client's settings; those of `Access` say who it is, and how it knows the server."""
+    """One client's settings; those of `Access` are its credentials, and its means to check the server."""
 
     url: str = DEFAULT_URL  #: one server, or several separated by commas
     environment: str = ""  #: prefix of streams and subjects, so that several ledgers can share a server
-    create: bool = True  #: make missing streams; False: raise `LedgerNotFoundError` where there is no ledger
+    create: bool = True  #: create missing streams; False: raise `LedgerNotFoundError` if there is no ledger
     name: str = "jobledger"  #: the name that the server shows for this connection
     connect_timeout_s: float = 5.0  #: for the first connection; 20 s on a cluster. Later ones have no limit
-    request_timeout_s: float = 5.0  #: how long a call of an application waits; 20 s on a cluster
+    request_timeout_s: float = 5.0  #: limit of a call of an application; 20 s on a cluster
     append_timeout_s: float = 30.0  #: how long appends of workers and `enqueue_many` wait across reconnects
     inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
     payload_bytes_max: int = 8 << 20  #: larger inputs and results are refused
-    ledger_bytes_max: int = 4 << 30  #: limit of a ledger that is made here; a full one refuses events
+    ledger_bytes_max: int = 4 << 30  #: byte limit of a ledger created here; a full one refuses events
     room_timeout_s: float = 600.0  #: how long `enqueue_many`, and a job that enqueues, wait for room in a ledger that is nearly full
-    tables_at: str = ""  #: URI of a folder or bucket (for `pyarrow.fs`) where tables of runs lie
-    tables_life_s: float = 48 * 3600.0  #: how long tables are kept, there or in a store that is made here
-    tables_bytes_max: int | None = None  #: limit of a store made here; None: an eighth of the ledger's
-    lease_s: float = 15.0  #: length of leases in an environment that is made here
-    replicas: int = 0  #: copies of each stream of a ledger made here: 1, 3 or 5; 0: 3 on a cluster, else 1
+    tables_at: str = ""  #: URI of a folder or bucket (for `pyarrow.fs`) for tables of runs
+    tables_life_s: float = 48 * 3600.0  #: how long tables are kept, there or in a store created here
+    tables_bytes_max: int | None = (
+        None  #: byte limit of a store created here; None: an eighth of the ledger's limit
+    )
+    lease_s: float = 15.0  #: length of leases in an environment created here
+    replicas: int = 0  #: copies of each stream of a ledger created here: 1, 3 or 5; 0: 3 on a cluster, else 1
     commit: Literal["auto", "group", "pipeline"] = "auto"  #: how appends are sent; auto: the faster one here
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` that wait for an answer
     prefetch_max: int = 2_048  #: events that a reader asks for at a time; fewer delay other clients less
-    master_key: str = ""  #: where the master keys of owners' keys are: `file:PATH`, `env:NAME` or `exec:PROGRAM`; "": nowhere
-    #: Whose values are sealed: `owners`, those of jobs that name an owner; `all`: others have the owner `ledger:default`.
+    master_key: str = (
+        ""  #: place of master keys for owners' keys: `file:PATH`, `env:NAME`, `exec:PROGRAM`; "": none
+    )
+    #: The jobs with sealed values: `owners`: jobs that name an owner; `all`: also the others, with the owner
+    #: `ledger:default`.
     seal: Literal["owners", "all"] = "owners"
-    sealing: KeyHolder | None = None  #: who has the keys of owners; None: the bucket KEYS and the master keys
-    tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
-    inbox_prefix: str = ""  #: what subjects of answers begin with; one per role where you use permissions
+    sealing: KeyHolder | None = (
+        None  #: holder of the keys of owners; None: the bucket KEYS and the master keys
+    )
+    tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for jobs enqueued and run here
+    inbox_prefix: str = ""  #: beginning of the subjects of answers; use one per role if you use permissions
     nats_options: dict[str, Any] = msgspec.field(
         default_factory=dict[str, Any]
     )  #: more arguments for nats-py's `connect`: `tls` (a context), `tls_handshake_first`, `ping_interval`
@@ -122,13 +129,13 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             )
 
     def for_another_process(self) -> dict[str, Any] | None:
-        """Return the settings for `connect` in another process, as JSON values; None where JSON cannot hold them."""
+        """Return the settings for `connect` in another process, as JSON values; None if JSON cannot hold them."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
         try:
             values: dict[str, Any] = msgspec.to_builtins(given, enc_hook=_path_text)
         except (NotImplementedError, TypeError):
             return None
-        if values["nats_options"] != self.nats_options:  # bytes, say, came out as another text
+        if values["nats_options"] != self.nats_options:  # such as bytes, which came out as another text
             return None
         return values | {"create": False}
 
@@ -136,17 +143,17 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
 def _path_text(value: object) -> str:
     if isinstance(value, PurePath):
         return str(value)
-    # What msgspec expects for a type that a hook does not know.
+    # msgspec expects this error for a type that a hook does not know.
     raise NotImplementedError(type(value).__name__)
 
 
 def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that were given, and beside them those that environment variables say.
+    """Return the given settings, and those of environment variables for the others.
 
-    Credentials and certificates of the environment are for its own server: they count where neither `url` nor `context`
-    is given. A context stands for the settings in its file: it is itself no setting of `LedgerConfig`.
+    Credentials and certificates of the environment are for its own server: they count only if neither `url` nor
+    `context` is given. A context is replaced by the settings in its file, since it is no field of `LedgerConfig`.
 
-    Raises: ConfigurationError for a context and an address, or for a context that there is not.
+    Raises: ConfigurationError for a context together with an address, or for a missing context.
     """
     given = dict(settings)
     named = given.pop("context", None)

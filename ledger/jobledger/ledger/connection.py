@@ -41,11 +41,11 @@ from jobledger.ledger.patience import Patience
 if TYPE_CHECKING:
     from jobledger.ledger.masters import Masters
 
-#: Replicas of what is made later, by those of the ledger: an even number survives no more losses than one less.
+#: Replicas of later streams, by the replicas of the ledger: an even number survives no more losses than one less.
 _REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
-_ON_CLUSTER: Final = 3  #: replicas of a ledger that is made on a cluster, where nobody says how many
-#: How long connecting and each call of an application may last where the server is one of several, unless the caller
-#: says otherwise: an election takes 4 to 9 s, and twice that where votes are split.
+_ON_CLUSTER: Final = 3  #: default replicas of a ledger created on a cluster
+#: Default limit of a connect and of each call of an application on a cluster: an election takes 4 to 9 s, and twice
+#: that if votes are split.
 _ELECTION_S: Final = 20.0
 _PATIENT: Final = ("connect_timeout_s", "request_timeout_s")
 logger = logging.getLogger("jobledger.connection")
@@ -59,14 +59,14 @@ async def connect(
 
     Without `url` it is the server that the environment variable JOBLEDGER_URL names, else the one on this machine;
     without `environment` the one that JOBLEDGER_ENVIRONMENT names. `context="prod"`, or JOBLEDGER_CONTEXT, names a context
-    of the `nats` command in the place of a `url`: what its file says of server, credentials and TLS counts.
+    of the `nats` command in the place of a `url`: its file has the server, the credentials and the settings of TLS.
 
-    Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
-    made: a program that only reads then cannot take an empty ledger that it made itself for the one that was meant.
-    The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
-    forked child, and `LedgerClosedError` after the block.
+    Missing streams are created; existing ones are checked and never changed. With `create=False` none is created, so
+    that a program that only reads cannot mistake a new, empty ledger for the intended one. The ledger belongs to the
+    running event loop: its verbs raise `ForeignLoopError` in another one or in a forked child, and `LedgerClosedError`
+    after the block.
 
-    Time is the server's, whatever this machine's clock shows; a `clock` of your own is for tests that own time.
+    The server's time counts, whatever this machine's clock shows; pass a `clock` only in tests that control time.
 
     Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
     UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError; with `create=False`
@@ -98,9 +98,9 @@ async def connect(
 async def connect_without_streams(
     url: str | None = None, *, clock: Clock, **settings: Any
 ) -> AsyncGenerator[Ledger, None]:
-    """Open a client for the length of the block, without a look at the streams: for whoever brings them back.
+    """Open a client for the length of the block, without a look at the streams: for code that restores them.
 
-    Raises: as `connect`, of a setting or a server.
+    Raises: as `connect` for a setting or a server.
     """
     _, config = _configured(url, settings)
     async with _client(config) as (connection, inbox, writer):
@@ -108,7 +108,7 @@ async def connect_without_streams(
 
 
 def _configured(url: str | None, settings: dict[str, Any]) -> tuple[dict[str, Any], LedgerConfig]:
-    """Return what was said, and the settings that follow. Raises: InvalidInputError, ConfigurationError."""
+    """Return the given settings, and the full settings that follow. Raises: InvalidInputError, ConfigurationError."""
     try:
         given = settings if url is None else {"url": url, **settings}
         return given, LedgerConfig(**with_variables(given, os.environ))
@@ -118,7 +118,7 @@ def _configured(url: str | None, settings: dict[str, Any]) -> tuple[dict[str, An
 
 @contextlib.asynccontextmanager
 async def _client(config: LedgerConfig) -> AsyncGenerator[tuple[Connection, Inbox, Writer], None]:
-    """Give a connection for the length of the block. Raises: as `open_connection`."""
+    """Yield a connection for the length of the block. Raises: as `open_connection`."""
     connection = await open_connection(
         config.url,
         name=config.name,
@@ -146,7 +146,7 @@ async def _client(config: LedgerConfig) -> AsyncGenerator[tuple[Connection, Inbo
 async def _on_cluster(
     connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig
 ) -> LedgerConfig:
-    """Make or check the streams, and return the settings with the number of copies. Raises: as `connect`."""
+    """Create or check the streams, and return the settings with the number of copies. Raises: as `connect`."""
     patience = Patience(connection, config.connect_timeout_s)
     config = await patience.read(lambda: _with_replicas(inbox, names, config))
     await patience.read(lambda: _streams_of_cluster(inbox, names, config))
@@ -154,7 +154,7 @@ async def _on_cluster(
 
 
 async def _with_replicas(inbox: Inbox, names: Names, config: LedgerConfig) -> LedgerConfig:
-    """Return the settings for a cluster: what the client makes has as many copies as the ledger, if there is one."""
+    """Return the settings for a cluster: new streams have as many copies as the ledger, if there is one."""
     info = await find_stream(inbox, names.ledger_stream)
     if info is not None:
         replicas = _REPLICAS.get(info.config.get("num_replicas", 1), 1)
@@ -166,9 +166,9 @@ async def _with_replicas(inbox: Inbox, names: Names, config: LedgerConfig) -> Le
 
 
 async def _streams_of_cluster(inbox: Inbox, names: Names, config: LedgerConfig) -> None:
-    """Make or check the ledger's stream, and those of the others whose servers answer. Raises: as `connect`.
+    """Create or check the ledger's stream, and those other streams whose servers answer. Raises: as `connect`.
 
-    A client that needs one of the others learns that it is away when it asks for it.
+    A client that needs another stream learns at its first request that this stream is away.
     """
     ledgers, *others = _specifications(names, config)
     await _streams(inbox, names, config, [ledgers])
@@ -182,7 +182,7 @@ async def _streams_of_cluster(inbox: Inbox, names: Names, config: LedgerConfig) 
 
 
 async def _streams(inbox: Inbox, names: Names, config: LedgerConfig, specs: list[StreamSpec]) -> None:
-    """Make those streams that are missing, or only check them. Raises: as `connect`."""
+    """Create missing streams, or only check the streams. Raises: as `connect`."""
     if config.create:
         await ensure_streams(inbox, specs)
     else:
@@ -201,7 +201,7 @@ def _specifications(names: Names, config: LedgerConfig) -> list[StreamSpec]:
 
 @contextlib.asynccontextmanager
 async def _time(clock: Clock | None, inbox: Inbox, names: Names) -> AsyncGenerator[Clock, None]:
-    """Give the server's time for the length of the block, unless the caller brought a clock of its own."""
+    """Yield a clock with the server's time for the length of the block, unless the caller passed a clock."""
     time = FleetClock() if clock is None else clock
     if not isinstance(time, FleetClock):
         yield time

@@ -1,4 +1,4 @@
-"""`Context`: what a running task can read about its attempt and report; the worker passes it as a parameter."""
+"""`Context`, which the worker passes to a task: the facts about its attempt, and methods to report."""
 
 from __future__ import annotations
 
@@ -55,12 +55,15 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
     attempt: int  #: 1 for the first run
     worker: str
     deadline: datetime | None  #: when the attempt times out, by the worker's clock; None: never
-    #: The stream sequence of the attempt's `started`, larger than that of any earlier attempt: what the task changes
-    #: elsewhere can keep it and refuse a smaller one, which comes from a worker that lost the job. 0 outside of workers.
+    #: The stream sequence of the attempt's `started`, larger than that of any earlier attempt: a resource that the
+    #: task changes can keep it, and refuse a smaller one, which comes from a worker that lost the job. 0 outside of
+    #: workers.
     claim_epoch: int = 0
     logger: logging.LoggerAdapter[Any]  #: bound to job and attempt
     channel: Channel
-    checkpoint_value: Any = None  #: what an earlier attempt last gave to `checkpoint`, read from JSON
+    checkpoint_value: Any = (
+        None  #: the newest value that an earlier attempt passed to `checkpoint`, read from JSON
+    )
 
     @classmethod
     def for_test(
@@ -77,8 +80,8 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
     ) -> ContextForTest:
         """Return a context to call a task with in a unit test: `await send.function(Context.for_test(), to="ada")`.
 
-        What the task says is kept in `channel`: `reports`, `checkpoints`, `heartbeats`; `channel.stop_reason = "..."`
-        makes the next sign of life raise AttemptStoppedError. `checkpoint` is what an earlier attempt left.
+        Reports of the task are kept in `channel`: `reports`, `checkpoints`, `heartbeats`. After `channel.stop_reason =
+        "..."` the next sign of life raises AttemptStoppedError. `checkpoint` is the value from an earlier attempt.
         """
         return ContextForTest(
             job_id=job_id,
@@ -95,29 +98,29 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
 
     @property
     def ledger(self) -> client.Ledger:
-        """The ledger, for an async task: jobs that it makes are this job's.
+        """The ledger, for an async task: jobs that it makes belong to this job.
 
-        They inherit its trace and tenant, name it as their causation, and belong to its correlation, or to this job
-        where it has none. One that is given no id gets `<job id>-<task>-<n>`, n counting the jobs of that task which
-        this attempt makes: another attempt that makes the same ones in the same order finds them made.
+        They inherit its trace and tenant, name it as their causation, and have its correlation, or the id of this job
+        if it has none. A new job without an id gets `<job id>-<task>-<n>`, where n counts the jobs of that task in
+        this attempt: another attempt that makes the same jobs in the same order finds them made.
 
-        Raises: InvalidInputError in a task that is not async, RefusedError where a job is only debugged; its
-        `enqueue` also raises InputMismatchError.
+        Raises: InvalidInputError in a task that is not async, RefusedError if the job is only debugged; its `enqueue`
+        also raises InputMismatchError.
         """
         return self.channel.ledger()
 
     @property
     def sync_ledger(self) -> sync.Ledger:
-        """The same with verbs that block, for a task that is not async.
+        """The ledger as `ledger`, but with verbs that block, for a task that is not async.
 
-        When the attempt is told to stop, a verb under way raises AttemptStoppedError.
+        If the attempt is told to stop, a running verb raises AttemptStoppedError.
 
-        Raises: InvalidInputError in an async task, RefusedError where a job is only debugged.
+        Raises: InvalidInputError in an async task, RefusedError if the job is only debugged.
         """
         return self.channel.sync_ledger()
 
     def heartbeat(self) -> None:
-        """Say that the task is alive, and hear whether it should go on. Cheap; callable from any thread.
+        """Report that the task is alive, and learn whether it should go on. Cheap; callable from any thread.
 
         Raises: AttemptStoppedError in a task that runs in a thread or a process and was told to stop (an async
         task is cancelled instead); let it pass, so that the attempt ends.
@@ -125,32 +128,32 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
         self.channel.heartbeat()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far the task is. Callable as often as one likes: what is stored and shown is rate-limited.
+        """Report how far the task is. May be called at any rate: only some reports are stored and shown.
 
         Raises: AttemptStoppedError, as `heartbeat`; InvalidInputError for NaN or an infinite number.
         """
         self.channel.progress(done, total, note)
 
     def checkpoint(self, value: Any) -> Awaitable[None]:
-        """Keep a JSON value for the next attempt; in the ledger once awaited.
+        """Store a JSON value for the next attempt; once awaited, it is in the ledger.
 
         An async task awaits it. In a sync task the call itself returns only when the value is stored, and
-        there is nothing to await. Each one is an event of the ledger: meant for every some seconds, not for
-        every row.
+        there is nothing to await. Each checkpoint is an event of the ledger: make one every few seconds, not for every
+        row.
 
-        Raises: InvalidInputError for what JSON cannot hold, StaleClaimError when the job is somebody else's by now,
-        AttemptStoppedError, UnreachableError.
+        Raises: InvalidInputError for a value that JSON cannot hold, StaleClaimError if another worker has the job by
+        now, AttemptStoppedError, UnreachableError.
         """
         return self.channel.checkpoint(value)
 
 
-@types.coroutine  # unlike a coroutine's, nothing complains when what it returns is not awaited
+@types.coroutine  # unlike with a coroutine, Python does not warn if the result is not awaited
 def done() -> Generator[None, None, None]:
-    """Return what `Channel.checkpoint` gives a sync task: awaiting it is allowed, and does nothing."""
+    """Return the result of `Channel.checkpoint` for a sync task: awaiting it is allowed, and does nothing."""
     yield from ()
 
 
-# For unit tests: what a task says is kept, and nothing else happens.
+# For unit tests: reports of a task are kept, and nothing else happens.
 
 
 class ProgressCall(NamedTuple):
@@ -162,13 +165,13 @@ class ProgressCall(NamedTuple):
 
 
 class RecordedChannel:
-    """Keeps what a task says, after the checks that a worker makes."""
+    """Keeps the reports of a task, after the checks that a worker makes."""
 
     def __init__(self, ledger: client.Ledger | None, sync_ledger: sync.Ledger | None) -> None:
         self.heartbeats = 0  #: signs of life, progress and checkpoints included
         self.reports: list[ProgressCall] = []
-        self.checkpoints: list[Any] = []  #: as the next attempt would read them
-        self.stop_reason = ""  #: set it, and the next sign of life raises AttemptStoppedError
+        self.checkpoints: list[Any] = []  #: in the form that the next attempt would read
+        self.stop_reason = ""  #: if set, the next sign of life raises AttemptStoppedError
         self._ledger = ledger
         self._sync_ledger = sync_ledger
 
@@ -206,6 +209,6 @@ class RecordedChannel:
 
 
 class ContextForTest(Context, frozen=True, kw_only=True):
-    """A context whose channel keeps what was said."""
+    """A context whose channel keeps the reports."""
 
     channel: RecordedChannel

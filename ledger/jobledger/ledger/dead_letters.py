@@ -1,6 +1,6 @@
-"""What a person does with a dead letter: requeue it, perhaps with another input, or discard it.
+"""A person's acts on a dead letter: requeue it, perhaps with another input, or discard it.
 
-Everything is kept: a new input is a new fact in the `queued` event, and the one before stays in the chain.
+Everything is kept: a new input is a new fact in the `queued` event, and the old input stays in the chain.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ATTEMPTS_MAX: Final = 1_000
 
 
 class Client(Protocol):
-    """What requeueing and discarding need of a ledger's client."""
+    """The part of a ledger's client that a requeue and a discard need."""
 
     log: Log
     inputs: Payloads
 
     def stamp(self, by: str = "") -> Stamp:
-        """Return who and when."""
+        """Return author and time."""
         ...
 
 
 class Changes(TypedDict, total=False):
-    """What a requeue changes; see `RequeueOptions`."""
+    """The changes by a requeue; see `RequeueOptions`."""
 
     input: Mapping[str, Any] | None
     edit: Mapping[str, Any] | None
@@ -55,11 +55,11 @@ class RequeueOptions(msgspec.Struct, frozen=True, kw_only=True):
     edit: Mapping[str, Any] | None = None  #: arguments to replace; the others stay as they are
     attempts: int = 1  #: how many more it may have
     priority: Priority | None = None  #: None: as before
-    reason: str = ""  #: why; kept in the ledger
-    tasks: TaskRegistry | None = None  #: a new input is checked against its task in here
+    reason: str = ""  #: reason; kept in the ledger
+    tasks: TaskRegistry | None = None  #: tasks against which a new input is checked
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the job.
+        """Check the options that can be checked without the job.
 
         Raises: InvalidInputError.
         """
@@ -79,14 +79,14 @@ class RequeueOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequeueResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a requeue does, or would do."""
+    """The result of a requeue, done or planned."""
 
-    job: Job  #: after it; before it when it was only planned
-    input_text: bytes | None  #: JSON text of the new input; None where it stays as it is
+    job: Job  #: the job after it; before it, if it was only planned
+    input_text: bytes | None  #: JSON text of the new input; None: the input does not change
 
 
 async def plan_requeue(client: Client, ref: JobRef, how: RequeueOptions) -> RequeueResult:
-    """Return what `requeue` would do now; nothing is written anywhere.
+    """Return the result that `requeue` would have now; nothing is written anywhere.
 
     Raises: as `requeue`.
     """
@@ -100,11 +100,12 @@ async def plan_requeue(client: Client, ref: JobRef, how: RequeueOptions) -> Requ
 
 
 async def requeue(client: Client, ref: JobRef, how: RequeueOptions, *, by: str = "") -> RequeueResult:
-    """Give a dead letter new attempts, perhaps with another input, in one append that is conditional on what was read.
+    """Give a dead letter new attempts, perhaps with another input, in one append on condition of the chain as read.
 
-    Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
-    PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, UniqueKeyTakenError when
-    another job got its key meanwhile, WrongSequenceError after too many lost races, UnreachableError.
+    Raises: JobNotFoundError, IllegalTransitionError for a job that is no dead letter, InvalidInputError,
+    UnknownTaskError, PayloadTooLargeError, PayloadMissingError if the old input has to be edited and is gone,
+    UniqueKeyTakenError if another job got its key meanwhile, WrongSequenceError after too many lost races,
+    UnreachableError.
     """
 
     async def attempt() -> RequeueResult:
@@ -123,7 +124,7 @@ async def requeue(client: Client, ref: JobRef, how: RequeueOptions, *, by: str =
 
 
 def _refuse(client: Client, chain: JobView, ref: JobRef, how: RequeueOptions) -> Job:
-    """Return the job; refuse what can be refused before its input is looked at."""
+    """Return the job, unless it can be refused before a look at its input."""
     if chain.job is None:
         raise JobNotFoundError(ref.job_id)
     decide(chain.job, how.command, client.stamp())
@@ -133,7 +134,7 @@ def _refuse(client: Client, chain: JobView, ref: JobRef, how: RequeueOptions) ->
 async def _new_input(client: Client, job: Job, how: RequeueOptions) -> bytes | None:
     if how.input is None and how.edit is None:
         return None
-    if is_own_queue(job.queue):  # its input says for whom and on what it acts
+    if is_own_queue(job.queue):  # its input names for whom and on which jobs it acts
         raise InvalidInputError(
             f"job {job.id} is one of the ledger's own: requeue it without another input, or discard it"
         )

@@ -7,9 +7,10 @@ from jobledger.ledger.model.subjects import check_token
 
 
 class Route:
-    """What a route does, as code declares it.
+    """A route that code declares.
 
-    Make it at the top of a module: a worker or gateway that loads it declares the route. What a person set stays.
+    Instantiate it at the top of a module: a worker or gateway that loads the module declares the route. A person's
+    definition stays.
     """
 
     def __init__(self, name: str, definition: RouteDefinition) -> None:

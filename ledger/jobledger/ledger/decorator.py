@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# The Context parameter is given by the worker, so it is not part of what a caller of `enqueue` passes.
+# The worker passes the Context parameter, so callers of `enqueue` do not.
 @overload
 def task(
     function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
@@ -91,9 +91,9 @@ def task(
     The name a job carries is the function's, unless `name` is given; it must stay the same while jobs of it exist.
     `id`, `tenant` and `owner` are templates, such as `id="charge-{tenant_id}-{invoice}"`: each enqueue fills them from the job's
     input. `{name}` is an argument, `{metadata.name}` a word of the metadata, `{tenant}` the tenant.
-    What the options mean is said at `Options` and `Rules`; `schedule` makes jobs of it again and again, see `Schedule`.
+    The options are explained at `Options` and `Rules`; `schedule` makes jobs of the task regularly, see `Schedule`.
 
-    Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
+    Raises: TaskDefinitionError for anything but a plain function, InvalidTokenError, ConfigurationError.
     """
     name_of_queue, declared_queue = queue_of(queue)
     names, declared = divided(limits)
@@ -125,7 +125,7 @@ def task(
         _refuse_unfit(decorated)
         if not (getattr(decorated, "__module__", None) or "").startswith("jobledger."):
             check_users_queue(name_of_queue)
-        # Which of the parameters the worker gives is known when annotations can be read: see `TaskRegistry.add`.
+        # The parameters that the worker passes are known once annotations can be read: see `TaskRegistry.add`.
         check_identity(name or decorated.__name__, options, inspect.signature(decorated).parameters)
         return TaskFunction(decorated, name or decorated.__name__, options, rules, schedule=schedule)
 
@@ -162,7 +162,7 @@ class _Decorator:
 
 
 def _refuse_unfit(decorated: Any) -> None:
-    """Refuse, where it is defined, what no job could run.
+    """Refuse, at its definition, a function that no job could run.
 
     Raises: TaskDefinitionError.
     """
@@ -173,7 +173,7 @@ def _refuse_unfit(decorated: Any) -> None:
 
 
 def _unfit(decorated: Any, name: str) -> str:
-    """Return why something cannot be a task and what to write instead, "" where it can."""
+    """Return why an object cannot be a task and what to write instead; "" if it can."""
     if isinstance(decorated, functools.partial):
         return "it is a partial, which has no name; define a function that calls it"
     if inspect.isasyncgenfunction(decorated) or inspect.isgeneratorfunction(decorated):

@@ -24,14 +24,14 @@ from jobledger.ledger.model.subjects import JobRef
 
 logger = logging.getLogger(__name__)
 
-#: Whether the first event of the job that has an id is that of the job that is to be made.
+#: The test whether the first event of an existing job is that of the job to be made.
 IsOwn = Callable[[JobEvent], bool]
 #: Pauses before a chain is read again that a lagging replica does not show yet.
 _LAGS_S: Final = (0.0, 0.02, 0.05, 0.1, 0.3, 1.0)
 
 
 class DerivedJob(NamedTuple):
-    """The job that was made, or was there."""
+    """The job that was made, or existed before."""
 
     ref: JobRef
     sequence: int  #: stream sequence of its first event
@@ -39,7 +39,7 @@ class DerivedJob(NamedTuple):
 
 
 def author_of(first: JobEvent) -> str:
-    """Return who appended the first event of a chain; "" where that one is in an archive, and nobody knows."""
+    """Return the author of the first event of a chain; "" if that event is in an archive, and its author not known."""
     return first.job_state.created_by if isinstance(first, Carried) else first.by
 
 
@@ -59,9 +59,9 @@ def is_of_run(command: Enqueue, run_id: str) -> IsOwn:
 
 
 async def begin_derived(log: Log, command: Enqueue, stamp: Callable[[], Stamp], is_own: IsOwn) -> DerivedJob:
-    """Append the first event of a job whose id was derived; one that was made before stays as it is.
+    """Append the first event of a job whose id was derived; a job that was made before does not change.
 
-    Raises: LedgerFullError, UnreachableError, also where the job that has the id cannot be read yet.
+    Raises: LedgerFullError, UnreachableError, also if the job that has the id cannot be read yet.
     """
     while True:
         found = await _begin(log, command, stamp, is_own)
@@ -71,7 +71,7 @@ async def begin_derived(log: Log, command: Enqueue, stamp: Callable[[], Stamp], 
 
 
 def moved(command: Enqueue) -> Enqueue:
-    """Return what begins a job whose id is taken, under another id; the log says so."""
+    """Return the command that begins a job under another id because its own is taken; write a line in the log."""
     ref, other = command.ref, instead_of(command.ref)
     logger.error(
         "job %s of queue %s is not the %s job that is to have this id: that one is job %s; somebody gave away an id of a "
@@ -90,7 +90,7 @@ def moved(command: Enqueue) -> Enqueue:
 async def _begin(
     log: Log, command: Enqueue, stamp: Callable[[], Stamp], is_own: IsOwn
 ) -> tuple[int, bool] | None:
-    """Begin a job, or find it; None: another one has its id."""
+    """Begin a job, or find it; None: another job has its id."""
     view = EMPTY_CHAIN
 
     async def attempt() -> tuple[int, bool] | None:
@@ -102,7 +102,9 @@ async def _begin(
             events = await _shown(log, command.ref)
             if events:
                 return (events[0].stream_sequence, False) if is_own(events[0].event) else None
-            view = JobView(last_sequence=events.last_sequence)  # after messages that are no events
+            view = JobView(
+                last_sequence=events.last_sequence
+            )  # the chain has only messages that are no events
             raise
 
     return await retry_raced(attempt)

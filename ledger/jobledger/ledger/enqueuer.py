@@ -1,6 +1,6 @@
-"""Adding jobs, one or a stream of them: input checked and put away, first event decided, appended.
+"""The code that adds jobs, one or many: it checks and stores the input, decides the first event, and appends it.
 
-It does the work of `Ledger.enqueue` and `Ledger.enqueue_many`, and nothing that happens to a job after that.
+It does the work of `Ledger.enqueue` and `Ledger.enqueue_many`, and nothing with a job after its first event.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ from jobledger.ledger.written_orders import WrittenOrder
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: What an append of an enqueue does to its job, as an error says it.
+#: The effect of an enqueue's append on its job, in the words of an error.
 _DOING: Final = "was enqueued"
-#: Returns what reads the input of a task.
+#: Returns the reader of the input of a task.
 SignatureOf = Callable[[str], Awaitable[ReadsInput]]
 #: Pauses before a chain is read again that a lagging replica does not show yet.
 _LAGS_S: Final = (0.02, 0.05, 0.1, 0.3, 1.0)
@@ -85,7 +85,7 @@ class Enqueuer:
         tracing: Tracing | None,
         children: Children | None = None,
     ) -> None:
-        """`children`: what is added here is made by a job; None for any other client."""
+        """`children`: of the job whose code adds jobs here; None for any other client."""
         self._client = client
         self._children = children
         self._log = client.log
@@ -98,7 +98,7 @@ class Enqueuer:
     def one(
         self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, JobHandle[Any]]:
-        """Add one job; see `Ledger.enqueue`. What is wrong with the input is raised here, the rest where it is awaited."""
+        """Add one job; see `Ledger.enqueue`. This call raises errors of the input, the awaited result all others."""
         plain, options = unpack(task)
         return self.one_of(plain, options, plain.signature.encode(args, kwargs))
 
@@ -108,7 +108,7 @@ class Enqueuer:
         if options.id_template:
             options = self._identified(plain, options, text)
         notify = client.hints.inbox
-        job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
+        job_id = self._job_id(plain, options)  # before any await, so that ids follow the order of the calls
         throttle = client.throttle
         if throttle is not None and not throttle.passes(len(text)):
             await self._require_room(throttle, options, job_id, len(text))
@@ -139,7 +139,7 @@ class Enqueuer:
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
 
     async def one_written(self, written: WrittenOrder, signature_of: SignatureOf) -> tuple[JobRef, bool]:
-        """Add a job that was ordered earlier, perhaps by another process; return which one it is, and whether it is new.
+        """Add a job that was ordered earlier, perhaps by another process; return its name, and whether it is new.
 
         The same order may come any number of times: its job is made once. `signature_of` reads the input of a task for
         the comparison with a job that has the id already.
@@ -192,7 +192,7 @@ class Enqueuer:
             raise KeyUnavailableError(str(error)) from error
 
     async def _require_room(self, throttle: Throttle, options: Options, job_id: str, size: int) -> None:
-        """Return when a new job may be appended, or where a job has the id that was given: then nothing will be.
+        """Return once a new job may be appended, or if a job has the given id, since then nothing will be appended.
 
         Raises: LedgerThrottledError.
         """
@@ -224,7 +224,7 @@ class Enqueuer:
                 doing=_DOING,
                 ends_at=waits.end(outcome),
             )
-        except AppendOutcomeUnknownError as error:  # the log itself was to wait no longer
+        except AppendOutcomeUnknownError as error:  # the log's own limit was reached
             error.job_id = job_id
             raise
         except TimeoutError as error:
@@ -235,9 +235,9 @@ class Enqueuer:
     def beginning(
         self, start: TaskWithInput, job: AnyJob, queue: str | None, by: str = ""
     ) -> tuple[JobRef, Callable[[], Awaitable[JobHandle[Any]]]]:
-        """Return the name of the job that is to be made where it is missing, and what makes it.
+        """Return the name of the job that is made if it is missing, and the function that makes it.
 
-        Raises: InvalidInputError for a name that is not that job's, for a job that is unique, and for a task alone.
+        Raises: InvalidInputError for another job's name, for a unique job, and for a task without an input.
         """
         if not isinstance(cast("object", start), TaskWithInput):
             raise InvalidInputError(
@@ -253,7 +253,7 @@ class Enqueuer:
     async def like(self, task: AnyTask, values: Mapping[str, Any] | None) -> Enqueue:
         """Return the command that would enqueue a job of this input now, to declare later jobs; store a large input.
 
-        None: each job's input is known later, and with it the tenant and the limits' keys that are arguments.
+        `values` None: each job's input is known later, and with it a tenant and keys of limits that are arguments.
 
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
@@ -269,7 +269,7 @@ class Enqueuer:
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
     def _is_plain(self, task: Kind, options: Options) -> bool:
-        """Return whether a job with a small input is ordered as `plain_command` says: whether it needs none of `_order`."""
+        """Return whether `plain_command` suffices for a job with a small input, so that `_order` is not needed."""
         return self._children is None and not (
             options.owner
             or self._seals_all
@@ -296,7 +296,8 @@ class Enqueuer:
             ref, sequence, created = await self._client.patience.append(
                 lambda: self._unique.enqueue(wish), job_id=job_id, doing=_DOING
             )
-        # An id has one input; a key may have jobs of several inputs, and a debounced job takes the input of each call.
+        # An id stands for one input; a key may have jobs of several inputs, and a debounced job takes the input of
+        # each call.
         if not created and options.id is not None and ref == wish.command.ref and options.debounce_s is None:
             compare = self.comparing(task, options, is_named=True)
             await self._client.patience.read(lambda: self._existing(wish.command, compare))
@@ -312,7 +313,7 @@ class Enqueuer:
         batch: str = "",
         batch_max: int | None = None,
     ) -> BulkResult:
-        """Add a job for each input; see `Ledger.enqueue_many`. `batch_max`: how many a batch has that is closed."""
+        """Add a job for each input; see `Ledger.enqueue_many`. `batch_max`: the number of jobs in a closed batch."""
         plain, options = unpack(task)
         if options.id is not None:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
@@ -349,11 +350,11 @@ class Enqueuer:
         by: str,
         on_progress: Callable[[int], None] | None,
     ) -> BulkResult:
-        """Begin the job that `order` makes of each input and its number, as many at a time as may be on their way.
+        """Begin the job that `order` makes of each input and its number, with a bounded number of appends in flight.
 
-        `begin_again` is called where a job's id is taken. Raises: what both raise, after the jobs before it are in the
+        `begin_again` is called if a job's id is taken. Raises: the errors of both, after the earlier jobs are in the
         ledger; an InvalidError and a NotFoundError then name the input. An InputMismatchError comes last, after every
-        other input was added: it is of the first such input, and has the others.
+        other input was added: it is about the first mismatched input, and has the others.
         """
         config = self._config
         throttle = self._client.throttle
@@ -363,7 +364,7 @@ class Enqueuer:
                 async for number, values in counted:
                     try:
                         ordered = order(values, number)
-                        if not isinstance(ordered, OrderedJob):  # else nothing had to be waited for
+                        if not isinstance(ordered, OrderedJob):  # else the order was ready without a wait
                             ordered = await ordered
                         if throttle is not None and not throttle.passes(len(ordered.command.order.input)):
                             size = len(ordered.command.order.input)
@@ -378,12 +379,12 @@ class Enqueuer:
             InvalidError,
             NotFoundError,
             LedgerThrottledError,
-        ):  # those before it are said to be enqueued, if all of them were
+        ):  # the text says that the jobs before it are enqueued, if all of them were
             await bulk.drain()
             raise
         except (
             BaseException
-        ) as error:  # cancelled, too: wait for what was sent, then raise the error that came first
+        ) as error:  # also when cancelled: wait for sent appends, then raise the first error
             await bulk.abandon(error)
             raise
         await bulk.drain()
@@ -412,7 +413,7 @@ class Enqueuer:
         return new_job_id() if self._children is None else self._children.next_id(task)
 
     async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
-        """Return what begins a job, after its large input and the code's definitions of its limits are in the ledger.
+        """Return the command that begins a job, after its large input and the code's limits are stored.
 
         Raises: AccessDeniedError for a limit that the job may not name; as `command_of`, `Payloads.put` and
             `KeyHolder.key_for`.
@@ -420,7 +421,7 @@ class Enqueuer:
         inputs, what = self._client.inputs, task.signature.what
         owner = self._owner(task, options, text)
         key = await self._key(task.name, owner) if owner else None
-        # Nearly all inputs are small, which then cost no coroutine.
+        # Nearly all inputs are small, and this saves them a coroutine.
         if key is None and inputs.fits_inline(text, what=what):
             stored = None
         else:
@@ -433,7 +434,7 @@ class Enqueuer:
         return command
 
     def _owner(self, task: Kind, options: Options, text: bytes) -> str:
-        """Return whose data the job holds, "" where nobody said. Raises: InvalidInputError."""
+        """Return the owner of the job's data, "" if none was given. Raises: InvalidInputError."""
         if options.owner:
             from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
 
@@ -459,7 +460,7 @@ class Enqueuer:
             await self._client.code_limits.ensure(each, each.task, each.own)
 
     def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:
-        """Return what compares a job with the one that has its id already; None where nothing is to be compared.
+        """Return the comparison of a job with the existing job of its id; None if there is nothing to compare.
 
         `is_named`: the caller gave the id; an id made here can be taken only by an earlier attempt of the same job.
         """
@@ -471,9 +472,9 @@ class Enqueuer:
         return functools.partial(require_same, self._client.inputs, task.signature, parent_id)
 
     async def begin(self, command: Enqueue, by: str = "", compare: Compare | None = None) -> tuple[int, bool]:
-        """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.
+        """Append the first event of a job; an existing job does not change. Return its sequence, and whether it is new.
 
-        Raises: LedgerFullError, UnreachableError; what `compare` raises for the job that exists.
+        Raises: LedgerFullError, UnreachableError; the errors of `compare` for an existing job.
         """
         try:
             sequence = await self._log.append(self._seal_first(command, by))
@@ -482,18 +483,18 @@ class Enqueuer:
         return sequence, True
 
     async def _begin_unique(self, command: Enqueue, by: str) -> tuple[int, bool]:
-        """Append the first event of a unique job, which names a key; one that names none has its id by its period.
+        """Append the first event of a unique job; without a key in its order its id follows from its period.
 
-        Raises: as `begin`; InputMismatchError where a job of another task has that id.
+        Raises: as `begin`; InputMismatchError if a job of another task has that id.
         """
         return await self.begin(command, by, None if command.order.unique else require_same_task)
 
     def begin_again(self, by: str) -> Callable[[OrderedJob], Awaitable[tuple[int, bool]]]:
-        """Return what finds the job that has an id, or begins it; for `stream`."""
+        """Return a function that finds the job that has an id, or begins it; for `stream`."""
         return lambda ordered: self._begin_again(ordered.command, by, ordered.compare)
 
     async def _begin_again(self, command: Enqueue, by: str, compare: Compare | None) -> tuple[int, bool]:
-        """Find the job that has the id; begin it where its chain holds only messages that are no events."""
+        """Find the job that has the id; begin it if its chain has only messages that are no events."""
 
         async def attempt() -> tuple[int, bool]:
             existing = await self._existing(command, compare)
@@ -507,10 +508,10 @@ class Enqueuer:
         return await retry_raced(attempt)
 
     async def _existing(self, command: Enqueue, compare: Compare | None) -> ChainEvents:
-        """Return the chain of the job that has the id, if that job may be in the place of the one that is enqueued.
+        """Return the chain of the job that has the id, if it may stand for the new one.
 
-        Raises: InvalidInputError as `require_member`; what `compare` raises; UnreachableError where there is something to
-            compare and it cannot be read yet.
+        Raises: InvalidInputError as `require_member`; the errors of `compare`; UnreachableError if a job to compare
+        cannot be read yet.
         """
         chain, member = self._log.names.chain(command.ref), command.order.member
         events = await self._log.read_chain(chain)
@@ -533,7 +534,7 @@ class Enqueuer:
         return (first_entry(event, self._log.names),)
 
     def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Awaitable[Enqueue]:
-        """Return what begins one of many jobs; without an id it has the one that its task declares, or a new one.
+        """Return the command that begins one of many jobs; its id may be declared by its task, or new.
 
         Raises: as `enqueue`.
         """
@@ -552,7 +553,7 @@ class Enqueuer:
 
 
 def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
-    """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
+    """Return the order of a job with its number in a batch. Raises: InvalidInputError."""
     if batch_max is not None and number >= batch_max:
         raise InvalidInputError(
             f"batch {batch} is closed and has {batch_max:,} jobs: add more to another one"
@@ -566,7 +567,7 @@ def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -
 
 
 def require_member(ref: JobRef, member: Member, first: JobEvent) -> None:
-    """Refuse somebody else's job under a batch's id: the batch would wait for it, or enqueue nothing at its end.
+    """Refuse a foreign job under an id of a batch: the batch would wait for that job, or enqueue nothing at its end.
 
     Raises: InvalidInputError.
     """
@@ -593,7 +594,7 @@ def refuse_in_bulk(task: Kind, unique: Unique, ids: object) -> None:
 def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
     """Return the task itself, and the options that a job of it has.
 
-    Raises: InvalidInputError for what is no task.
+    Raises: InvalidInputError for an object that is no task.
     """
     try:
         return task.unpacked

@@ -1,4 +1,4 @@
-"""`Ledger.events`: stored events, one after the other, from a reader of one's own or from a durable subscription."""
+"""`Ledger.events`: stored events, one after the other, from a reader of its own or from a durable subscription."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from jobledger.ledger.subscriptions.options import SubscriptionConfig, Subscript
 from jobledger.ledger.subscriptions.subscription import Subscription
 
 _OF_A_DURABLE: Final = ("max_in_flight", "ack_wait_s", "held_s_max", "create")
-_CLOSE_S: Final = 5.0  # a reader that was cancelled a moment ago has ended by then
+_CLOSE_S: Final = 5.0  # time in which a cancelled reader surely ends
 
 
 class EventOptions(SubscriptionOptions, total=False):
-    """What `Ledger.events` can be told; those of `SubscriptionOptions` need `durable`."""
+    """The options of `Ledger.events`; those of `SubscriptionOptions` need `durable`."""
 
     durable: str | None  #: read as this named subscription, which resumes where it stopped
 
 
 class Client(Protocol):
-    """What reading needs of a ledger's client."""
+    """The part of a ledger's client that a reader needs."""
 
     connection: Connection
     inbox: Inbox
@@ -41,9 +41,9 @@ class Client(Protocol):
 
 
 class EventStream:
-    """Stored events to iterate, once; `async with` begins at once and ends in time, also after `break`.
+    """An iterator of stored events, for one use; in `async with` it begins at once, and ends with the block.
 
-    Each is a `StoredEvent` whose `event` is one of the union `JobEvent`, made for `match`.
+    Each is a `StoredEvent` whose `event` belongs to the union `JobEvent`, for use with `match`.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class EventStream:
             self._events = await self._begin(self._closing)
 
     async def aclose(self) -> None:
-        """End it; what a durable subscription was not done with is given back.
+        """End the stream; unfinished events of a durable subscription are given back.
 
-        Raises: RuntimeError when another task waits for the next event, as generators do: cancel that one first.
+        Raises: RuntimeError, as generators do, if another task waits for the next event: cancel that task first.
         """
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -92,7 +92,7 @@ class EventStream:
             self._one_at_a_time.release()
 
     async def __aenter__(self) -> Self:
-        """Begin now: what is stored from here on is seen, with `live` nothing else."""
+        """Begin now: the stream has all events stored from here on; with `live` only these."""
         async with self._one_at_a_time:
             await self._start()
         return self
@@ -153,13 +153,13 @@ def open_events(client: Client, options: EventOptions) -> EventStream:
 
 
 async def _one_by_one(subscription: Subscription) -> AsyncGenerator[StoredEvent, None]:
-    """Acknowledge each event when the next one is asked for; leaving gives the one under way back."""
+    """Acknowledge each event when the next one is asked for; if the caller leaves, the current event is given back."""
     try:
         async for delivery in subscription:
             yield delivery.stored
             await delivery.ack()
     finally:
-        await subscription.close()  # also where nobody closed the stream and it is collected
+        await subscription.close()  # also if the garbage collector ends a stream that nobody closed
 
 
 async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[StoredEvent, None]:
@@ -172,9 +172,9 @@ async def read_from(
 ) -> AsyncGenerator[list[Message], None]:
     """Fix both ends of the range and return its batches; no event between this call and the first read is missed.
 
-    `subjects`: filters of which none overlaps another; None is everything, and then the sequences must be dense.
+    `subjects`: filters that do not overlap; None: everything, and then the sequences must be dense.
 
-    Raises: InvalidInputError to begin beyond the ledger's end, SequenceGapError, UnreachableError.
+    Raises: InvalidInputError for a start beyond the ledger's end, SequenceGapError, UnreachableError.
     """
     names, head = client.log.names, await client.log.head()
     check_begin(start, head)

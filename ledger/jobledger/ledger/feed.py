@@ -1,4 +1,4 @@
-"""Inputs that a blocking caller's own thread produces, portion by portion, for the loop that enqueues them.
+"""Inputs that the thread of a blocking caller produces, portion by portion, for the loop that enqueues them.
 
 A generator of inputs often reads a database whose connection belongs to its thread, as Django's does, or uses the
 ledger itself: it must not run in the ledger's thread.
@@ -20,7 +20,8 @@ from jobledger.ledger.nats.inbox import resolve
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: One portion costs two changes of threads. A slow producer's portion goes after `_PORTION_S`, even if it is small.
+#: Items in one portion, which costs two changes of threads. A slow producer's portion is passed on after `_PORTION_S`,
+#: even if it is small.
 _PORTION_MAX: Final = 256
 _PORTION_S: Final = 0.01
 
@@ -46,7 +47,7 @@ class Feed(Generic[T]):
                 yield item
 
     def serve(self, consuming: concurrent.futures.Future[R]) -> R:
-        """Produce what `items` asks for until `consuming` has ended; return its outcome. Raises: as `wait_for`."""
+        """Produce portions for `items` until `consuming` has ended; return its outcome. Raises: as `wait_for`."""
         consuming.add_done_callback(lambda _: self._wanted.put(None))
         try:
             items = iter(self._source)  # a query may run here, and fail
@@ -61,7 +62,7 @@ class Feed(Generic[T]):
         return wait_for(consuming)
 
     def _produce(self, items: Iterator[T], portion: asyncio.Future[list[T]]) -> None:
-        """Resolve `portion` with the next items, [] at the end, or the source's error once all before it are gone."""
+        """Resolve `portion` with the next items, [] at the end, or the source's error after all items before it."""
         outcome: list[T] | Exception = self._next_portion(items)
         if not outcome and self._error is not None:
             outcome = self._error

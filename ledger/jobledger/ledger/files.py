@@ -1,9 +1,9 @@
-"""Opening and making files: every file that the product reads or writes is opened here, or checked here first.
+"""Functions that open and create files: the product opens every file here, or checks it here first.
 
-Regular files only, and at once: a device has no end, and a pipe's other end may never come. No symlink is followed to
-what is written: in a folder of others it could lead anywhere. What is made can be read by its owner alone, whatever the
-umask is, for it may hold inputs of jobs. What was opened is what is checked (`fstat`), so that nothing can be put there
-in between. Below all other modules, so that each may use it.
+Only regular files, and without waiting: a device has no end, and the other end of a pipe may never come. No symlink is
+followed to a file to be written: in a folder of other users it could lead anywhere. Only the owner can read a new
+file, whatever the umask is, since it may hold inputs of jobs. The check is made on the open file (`fstat`), so that
+nobody can replace it between check and use. This module is below all others, so that each may use it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Writing = Literal["xb", "wb", "ab", "ab+", "rb+"]
 
 
 class UnfitFileError(OSError):
-    """What has this name is no regular file, or a link to one that would be written; nothing was done to it."""
+    """The name belongs to no regular file, or to a link to one that would be written; it was not touched."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
@@ -75,19 +75,19 @@ def open_file(path: Path, *, bytes_max: int | None = None, buffer_bytes: int = 1
 def open_to_write(
     path: Path, mode: Writing, *, permissions: int = _FILE, buffer_bytes: int = -1
 ) -> IO[bytes]:
-    """Open a file to be written; one that is made gets these permissions, one that was there keeps its own.
+    """Open a file to be written; a new file gets these permissions, an existing one keeps its own.
 
     Raises: UnfitFileError; FileExistsError with "xb"; OSError.
     """
     opener = functools.partial(_opened_to_write, permissions)
     file = open(path, mode, buffering=buffer_bytes, opener=opener)  # noqa: SIM115 - the caller's to close
     if mode == "wb":
-        file.truncate(0)  # only now: what was opened is known to be a file
+        file.truncate(0)  # only now it is known that this is a regular file
     return file
 
 
 def open_to_lock(path: Path) -> int:
-    """Return a descriptor of a file that is only locked, made where it is missing.
+    """Return a descriptor of a file that is only used as a lock; a missing file is created.
 
     Raises: UnfitFileError, OSError.
     """
@@ -95,7 +95,7 @@ def open_to_lock(path: Path) -> int:
 
 
 def open_folder(folder: Path) -> int:
-    """Return a descriptor of a folder that is there, for a lock on it. Raises: OSError."""
+    """Return a descriptor of an existing folder, for a lock on it. Raises: OSError."""
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
@@ -110,7 +110,7 @@ def _opened(path: str, flags: int, permissions: int = _FILE) -> int:
             os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, permissions) if made is None else made
         )
     except OSError as error:
-        refuse_unfit(Path(path), links=not flags & os.O_NOFOLLOW)  # says better than the system what it is
+        refuse_unfit(Path(path), links=not flags & os.O_NOFOLLOW)  # its error tells more than the system's
         raise OSError(error.errno, error.strerror, path) from error
     try:
         _refuse_kind(Path(path), os.fstat(descriptor).st_mode)
@@ -121,7 +121,7 @@ def _opened(path: str, flags: int, permissions: int = _FILE) -> int:
 
 
 def _made(path: str, flags: int, permissions: int) -> int | None:
-    """Make the file if that is wanted, with these permissions whatever the umask is; None when it is there already."""
+    """Create the file if wanted, with these permissions whatever the umask is; return None if it exists."""
     if not flags & os.O_CREAT:
         return None
     try:
@@ -137,7 +137,7 @@ def _made(path: str, flags: int, permissions: int) -> int | None:
 def refuse_unfit(path: Path, *, links: bool = False) -> None:
     """Refuse a path that is no regular file, before other code opens or replaces it, as SQLite does. A missing file is fit.
 
-    `links`: one to a regular file is fit, too. Raises: UnfitFileError, OSError.
+    `links`: a link to a regular file is fit, too. Raises: UnfitFileError, OSError.
     """
     if not path.name:
         raise UnfitFileError(path, "it is a folder: name a file in it")
@@ -152,7 +152,7 @@ def _refuse_kind(path: Path, mode: int) -> None:
 
 
 def rename_over(draft: Path, path: Path) -> None:
-    """Give a finished file its name, in the place of a regular file or of nothing.
+    """Rename a finished file to its name, which a regular file or nothing has.
 
     Raises: UnfitFileError, OSError.
     """
@@ -161,7 +161,7 @@ def rename_over(draft: Path, path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Keep `data` in a file: a regular one of that name is replaced as a whole, or not at all. It is then on the disk.
+    """Write `data` to a file: a regular file of that name is replaced whole, or not at all. It is then on the disk.
 
     Raises: UnfitFileError, OSError.
     """
@@ -172,7 +172,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_once(path: Path, data: bytes) -> None:
-    """Keep `data` in a file, unless there is one of that name: whoever reads it finds all that the first one wrote.
+    """Write `data` to a file, unless one of that name exists: a reader finds the whole data of the first writer.
 
     Raises: OSError.
     """
@@ -183,7 +183,7 @@ def write_once(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _draft(path: Path, data: bytes) -> Generator[Path, None, None]:
-    """Give a file beside `path` that holds `data` and is on the disk; after the block it has no name of its own."""
+    """Yield a file beside `path` with `data`, which is on the disk; at the end of the block its name is removed."""
     import secrets  # noqa: PLC0415 - slow to load, and most processes write no file
 
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -192,15 +192,15 @@ def _draft(path: Path, data: bytes) -> Generator[Path, None, None]:
             file.write(data)
             sync_file(file)
         yield draft
-    finally:  # after Ctrl-C, too: half a file is not left behind
+    finally:  # also after Ctrl-C: no half file is left
         with contextlib.suppress(OSError):
             draft.unlink()
 
 
 def data_folder(variables: Mapping[str, str], platform: str) -> Path:
-    """Return where a user's data belong on a system, in a folder of ours; `variables` are the user's environment.
+    """Return our folder for a user's data on a system; `variables` are the user's environment.
 
-    Raises: NoDataFolderError for a user without a home folder, as programs in containers are.
+    Raises: NoDataFolderError for a user without a home folder, as in containers.
     """
     try:
         if platform == "darwin":
@@ -213,15 +213,15 @@ def data_folder(variables: Mapping[str, str], platform: str) -> Path:
 
 
 def make_folder(folder: Path, *, on_the_disk: bool = False) -> None:
-    """Make a folder and those above it that are missing, each for its owner alone; one that is there stays as it is.
+    """Create a folder and missing parents, each for its owner alone; an existing folder does not change.
 
-    `on_the_disk`: they are still there after a power cut. Raises: OSError.
+    `on_the_disk`: they survive a power cut. Raises: OSError.
     """
     folder = folder.absolute()
     for each in reversed(list(_missing(folder))):
         try:
             each.mkdir(mode=_FOLDER)
-        except FileExistsError:  # somebody else made it meanwhile
+        except FileExistsError:  # another process created it meanwhile
             continue
         each.chmod(_FOLDER)
         if on_the_disk:
@@ -238,7 +238,7 @@ def _missing(folder: Path) -> Generator[Path, None, None]:
 
 
 def need_own_folder(folder: Path) -> None:
-    """Make a folder, or make sure that nobody but this user can put anything into the one that is there.
+    """Create a folder, or make sure that only this user can put files into an existing one.
 
     Raises: UnsafeFolderError, which names the command that mends it; OSError.
     """
@@ -252,13 +252,13 @@ def need_own_folder(folder: Path) -> None:
 
 
 def sync_file(file: IO[bytes]) -> None:
-    """Return when what was written to a file is on the disk. Raises: OSError."""
+    """Return once the written data of a file is on the disk. Raises: OSError."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_path(path: Path) -> None:
-    """Return when a file, or what was put into a folder or renamed in it, is on the disk. Raises: OSError."""
+    """Return once a file, or a change of a folder's entries, is on the disk. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)

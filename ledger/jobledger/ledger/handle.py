@@ -1,4 +1,4 @@
-"""One job seen from outside: its state, its history, its result. Always read from its chain, so never stale."""
+"""One job seen from outside: its state, its history, its result. Always read from its chain, so always up to date."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from jobledger.ledger.unique.holders import requeue
 
 R_co = TypeVar("R_co", covariant=True)
 
-#: Without a hint the chain is looked at again after these times: a hint may be lost, never the event.
+#: Without a hint the chain is read again after these times, since a hint may be lost, but never an event.
 _LOOK_AGAIN_FIRST_S: Final = 0.02
 _LOOK_AGAIN_MAX_S: Final = 1.0
 _LOOKS_UNTIL_DOUBT: Final = 8
-_LOOK_S_MIN: Final = 1.0  # that one look may take, however little of the limit is left
+_LOOK_S_MIN: Final = 1.0  # time that one look may take, however little of the limit is left
 
 
 class ReadsResults(Protocol):
@@ -50,9 +50,9 @@ class ReadsResults(Protocol):
 
 
 class JobHandle(Generic[R_co]):
-    """A job by its name; `created` says whether this very call made it.
+    """A job by its name; `created` is True if the call that returned the handle made the job.
 
-    `reader` None: the job's task is not known here, and a result comes as plain JSON values.
+    `reader` None: the job's task is not known here, and a result is returned as plain JSON values.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class JobHandle(Generic[R_co]):
         self.reader = reader
         self.ref = ref
         self.created = created
-        self.sequence = sequence  #: stream sequence of the event that made the job; 0 when not known
+        self.sequence = sequence  #: stream sequence of the job's first event; 0: not known
 
     @property
     def id(self) -> str:
@@ -115,17 +115,17 @@ class JobHandle(Generic[R_co]):
         return (await self.snapshot()).state
 
     async def progress(self) -> Progress | None:
-        """Return how far the job's newest attempt last said it is, at most some seconds old; None: it said nothing.
+        """Return the newest progress of the job's newest attempt, at most some seconds old; None: none was reported.
 
         Raises: JobNotFoundError, UnreachableError.
         """
         return (await self.snapshot()).progress
 
     async def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the job's attempts logged, or one attempt, or one step of a run; some lines are not kept.
+        """Return the log lines of the job's attempts, of one attempt, or of one step of a run; some lines are not kept.
 
-        The newest 64 KiB of each attempt are kept for 7 days; of a running one they are about a second old. They are no
-        part of the ledger, and nothing depends on them.
+        The newest 64 KiB of each attempt are kept for 7 days; those of a running attempt are about a second old. They
+        are not part of the ledger, and nothing depends on them.
 
         Raises: UnreachableError.
         """
@@ -133,12 +133,12 @@ class JobHandle(Generic[R_co]):
         return await client.patience.read(lambda: client.read_logs(self.ref, attempt=attempt, step=step))
 
     async def cancel(self, *, reason: str = "", by: str = "") -> Job:
-        """End the job if it waits; ask it to end if it runs. Return it as it is after that.
+        """End the job if it waits; ask it to end if it runs. Return the job after that.
 
-        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. One
-        that completes before it hears of the request stays completed.
+        A running job ends a moment later, or when it is taken over from a dead worker: `wait` for it. A job that
+        completes before it learns of the request stays completed.
 
-        Raises: JobNotFoundError, IllegalTransitionError when it has ended or was asked already, UnreachableError.
+        Raises: JobNotFoundError, IllegalTransitionError if the job has ended or was asked before, UnreachableError.
         """
         after = await execute(self._client, self.ref, CancelJob(reason=reason), by=by)
         if after.state is JobState.RUNNING:
@@ -146,10 +146,10 @@ class JobHandle(Generic[R_co]):
         return after
 
     async def retry(self, *, reason: str = "", by: str = "") -> Job:
-        """Queue the job without waiting any longer if it waits for a time; give a dead letter one more attempt.
+        """Queue the job now if it waits for a time; give a dead letter one more attempt.
 
-        Raises: JobNotFoundError, IllegalTransitionError for a job that is neither, UniqueKeyTakenError for a dead letter
-            whose key another job got meanwhile, UnreachableError.
+        Raises: JobNotFoundError, IllegalTransitionError for a job in another state, UniqueKeyTakenError for a dead
+        letter whose key another job got meanwhile, UnreachableError.
         """
         client = self._client
         chain = await client.patience.read(lambda: load(client.log, self.ref))
@@ -170,7 +170,7 @@ class JobHandle(Generic[R_co]):
         reason: str = "",
         by: str = "",
     ) -> Job:
-        """Give the job another time, a moment or a number of seconds from now, if it is scheduled or waits for a retry.
+        """Move the job to another time, a moment or seconds from now, if it is scheduled or waits for a retry.
 
         Raises: JobNotFoundError, IllegalTransitionError for a job that waits for no time, InvalidError, UnreachableError.
         """
@@ -190,7 +190,7 @@ class JobHandle(Generic[R_co]):
                 yield stored
 
     async def _followed(self, timeout_s: float | None) -> AsyncGenerator[tuple[StoredEvent, JobView], None]:
-        """Yield each event with the job after it, as `transitions`."""
+        """Yield each event with the job after it, in the manner of `transitions`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         view, looks = EMPTY_CHAIN, 0
@@ -209,7 +209,7 @@ class JobHandle(Generic[R_co]):
                 pause = await self._wait(hinted, pause, deadline)
 
     async def _look(self, deadline: float | None, seen: int, looks: int) -> list[StoredEvent]:
-        """Read what is newer within the limit; one look is allowed even when the limit is over."""
+        """Read newer events within the limit; one look is allowed even when the limit is over."""
         if deadline is None:
             return await self._newer(seen, looks)
         left = deadline - asyncio.get_running_loop().time()
@@ -220,7 +220,7 @@ class JobHandle(Generic[R_co]):
             raise self._too_late() from error
 
     async def _newer(self, seen: int, looks: int) -> list[StoredEvent]:
-        """Return the events after a sequence; now and then see whether the job is still there, which may be archived."""
+        """Return the events after a sequence; now and then check that the job was not archived meanwhile."""
         if not seen:
             return await self._read()
         log = self._client.log
@@ -250,7 +250,7 @@ class JobHandle(Generic[R_co]):
         return pause
 
     async def wait(self, *, timeout_s: float | None = None) -> Job:
-        """Return the job once it is final (a dead letter is, until a person acts).
+        """Return the job once it is final (a dead letter counts as final).
 
         Raises: ResultTimeoutError, JobNotFoundError, UnreachableError.
         """
@@ -267,10 +267,10 @@ class JobHandle(Generic[R_co]):
         return view.job, successor
 
     async def result(self, *, timeout_s: float | None = None) -> R_co:
-        """Wait for the end and return what the task returned, as its return annotation says.
+        """Wait for the end and return the task's result, in the type of its return annotation.
 
-        Plain JSON values come from a task without annotation, and from a job that was found without its task. Of a run
-        that went on in others, it is the result of the last one.
+        Without an annotation, or if the task is not known here, the result is plain JSON values. For a run that
+        continued in others, it is the result of the last run.
 
         Raises: JobFailedError for a dead letter, JobCancelledError, ResultTimeoutError, ResultMismatchError,
         JobNotFoundError, PayloadMissingError, UnreachableError.
@@ -306,7 +306,7 @@ def _sentence(error: ErrorInfo | None) -> str:
 
 
 async def execute(client: Client, ref: JobRef, command: Command, *, by: str = "") -> Job:
-    """Decide a command on the newest view of a job, record what follows, and return the job after it.
+    """Decide a command on the newest view of a job, record its events, and return the job after them.
 
     Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
     """
@@ -320,11 +320,11 @@ async def execute(client: Client, ref: JobRef, command: Command, *, by: str = ""
 
 
 async def tell(client: Client, ref: JobRef, command: Command, *, of: JobRef) -> bool:
-    """Decide a command on a child that may be missing, or may have ended by now; return whether there is such a job.
+    """Decide a command on a child that may be missing, or may have ended by now; return whether the child exists.
 
-    `of`: whose child it is. A job of somebody else that has the child's id is left alone.
+    `of`: the child's parent. A foreign job that has the child's id is left alone.
 
-    Raises: WrongSequenceError where a replica does not show the job yet: try again later; LedgerFullError,
+    Raises: WrongSequenceError if a replica does not show the job yet: try again later; LedgerFullError,
         UnreachableError.
     """
     view = await load(client.log, ref)
@@ -334,7 +334,7 @@ async def tell(client: Client, ref: JobRef, command: Command, *, of: JobRef) -> 
     try:
         await transact(client.log, ref, command, client.stamp, known=view)
     except IllegalTransitionError:
-        return True  # it has ended, or was told before
+        return True  # it has ended, or got the command before
     except JobNotFoundError:
         chain = client.log.names.chain(ref)
         if await client.log.newest_sequence(chain):
@@ -346,7 +346,7 @@ async def tell(client: Client, ref: JobRef, command: Command, *, of: JobRef) -> 
 
 
 async def would_accept(client: Client, ref: JobRef, command: Command) -> Job:
-    """Return the job that would accept a command as it is now; nothing is written.
+    """Return the job if it would accept a command now; nothing is written.
 
     Raises: JobNotFoundError, IllegalTransitionError and its kin, UnreachableError.
     """

@@ -1,4 +1,4 @@
-"""A lock as its holder sees it, and the turns that the tasks of one process take at it."""
+"""A lock from the view of its holder, and the turns that the tasks of one process take at it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Place:
     def __init__(self) -> None:
         self.mutex = asyncio.Lock()
         self.users = 0
-        self.owner: object = None  #: the task or thread inside, None while nobody is
+        self.owner: object = None  #: the task or thread that has the turn; None: nobody
 
 
 class Turn:
-    """One task's turn at a lock: it alone of this process may take it, until `end`."""
+    """One task's turn at a lock: until `end` no other task of this process may take the lock."""
 
     def __init__(self, ref: LockRef, place: Place, watch: LockWatch) -> None:
         self.ref = ref
         self.place = place
         self.watch = watch
         self.exits = contextlib.AsyncExitStack()
-        self.is_handed_on = False  #: a background task ends it
+        self.is_handed_on = False  #: True: a background task ends the turn
 
 
 class HeldLock:
-    """A lock as long as it is held. Its fencing number goes along with every write to what the lock guards."""
+    """A lock while it is held. Pass its fencing number with every write to the guarded resource."""
 
     def __init__(self, turn: Turn, keeper: LeaseKeeper, view: View[Lock], holder: str) -> None:
         assert view.state is not None, "a view after `acquired` has a lock"
@@ -46,7 +46,7 @@ class HeldLock:
         self.fencing_number = (
             view.state.fencing_number
         )  #: stream sequence of `acquired`; grows from holder to holder
-        self.holder = holder  #: the identity whose lease keeps the lock, as others see it
+        self.holder = holder  #: the identity whose lease keeps the lock
         self.turn = turn
         self.view = view
         self.when_lost: Callable[[], None] | None = None
@@ -60,17 +60,17 @@ class HeldLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process still has the lock for sure, by its monotonic clock. Safe in any thread."""
+        """Whether this process surely still has the lock, by its monotonic clock. Safe in any thread."""
         return not self._why and self.is_here and self.has_lease
 
     @property
     def is_here(self) -> bool:
-        """Whether this very process took the lock, and not a parent that forked it."""
+        """Whether this process itself took the lock, not a parent that forked it."""
         return self._pid == os.getpid()
 
     @property
     def has_lease(self) -> bool:
-        """Whether nobody can have taken the lock over yet, given back or not."""
+        """Whether nobody can have taken the lock over yet, even if it was given back."""
         return self._keeper.holds(self.holder)
 
     def check(self) -> None:
@@ -88,7 +88,7 @@ class HeldLock:
         return LockLostError(self.scope, self.id, self.fencing_number, why)
 
     def end(self, why: str) -> None:
-        """Hold it no longer; what runs under it is told, once."""
+        """End the holding; the code that runs under the lock is notified, once."""
         if not self._why:
             self._why = why
             if self.when_lost is not None:
@@ -96,7 +96,7 @@ class HeldLock:
 
 
 class _EnteredOnce:
-    """What both kinds of blocks know: which lock they are of, and whether they were entered."""
+    """The state of both kinds of blocks: their lock, and whether they were entered."""
 
     def __init__(self, name: str) -> None:
         self._name = name

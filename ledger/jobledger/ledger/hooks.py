@@ -1,4 +1,4 @@
-"""Hooks: functions that are told what became of an attempt. They watch; nothing they do changes an outcome."""
+"""Hooks: functions that are called with the outcome of an attempt. They only watch, and cannot change an outcome."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ HookKind = Literal["start", "success", "failure", "dead_letter", "stall", "lost"
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hook is told. It holds no input and no result: read them from the job where they are needed."""
+    """The argument of a hook. It holds no input and no result: read these from the job if needed."""
 
     kind: HookKind
     job_id: str
     queue: str
     task: str
-    attempt: int  #: 0 where the job never ran; of a lost attempt that one
-    worker: str  #: of a lost attempt the one that died
-    error: ErrorInfo | None = None  #: of a failure or dead letter
-    reason: str = ""  #: of a dead letter or a stall
-    will_retry: bool = False  #: of a failure or a lost attempt: another attempt follows
+    attempt: int  #: number of the attempt, also of a lost one; 0: the job never ran
+    worker: str  #: the worker; for a lost attempt the one that died
+    error: ErrorInfo | None = None  #: error of a failure or dead letter
+    reason: str = ""  #: reason of a dead letter or a stall
+    will_retry: bool = False  #: after a failure or a lost attempt: another attempt follows
 
 
 Hook = Callable[[Notice], Awaitable[None] | None]
@@ -34,9 +34,9 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     """Functions to call at the turning points of an attempt, async or not.
 
     `@task(hooks=Hooks(...))` is for one task; a `Hooks` object at the top of a module given to a worker is
-    for all its tasks. They run in the worker, once the fact they tell is in the ledger, at most once, and
-    lost if the worker dies: what must not be missed belongs to an event subscriber. One that fails or takes
-    too long is reported in the log, and that is all.
+    for all its tasks. They run in the worker after their event is in the ledger, at most once, and not at all if the
+    worker dies: use a subscription to events for calls that must not be missed. A hook that fails or takes too long is
+    only reported in the log.
     """
 
     on_start: Hook | None = None
@@ -44,9 +44,9 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: Hook | None = None
     on_dead_letter: Hook | None = None
     on_stall: Hook | None = (
-        None  #: the attempt blocked the loop of its worker, which lives, or gave no sign of life
+        None  #: called if the attempt blocked the loop of its worker, which is alive, or gave no sign of life
     )
-    #: The worker that ran an attempt died: called by the worker that takes over, with that attempt and its worker.
+    #: Called if the worker of an attempt died, by the worker that takes over, with that attempt and the dead worker.
     on_lost: Hook | None = None
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""From a task, its options and an input to the command that begins the job. Pure: needs no server.
+"""The command that begins a job, made from a task, its options and an input. Pure: needs no server.
 
-A client uses it when it enqueues, and an outbox when the job is to wait in the application's own database.
+A client uses it for an enqueue, and an outbox for a job that waits in the application's own database.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jobledger.ledger.unique.keys import Wish, wish_for
 
 
 class NamedLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limits that a job names, as `CodeLimits.ensure` asks for them."""
+    """The limits that a job names, in the form for `CodeLimits.ensure`."""
 
     queue: str
     task: str
     limits: tuple[str, ...] = ()  #: by their names
     limits_in_code: tuple[Limit | str, ...] = ()  #: as code declares them
-    own: tuple[str, ...] = ()  #: those of `limits` that the task's code names itself
+    own: tuple[str, ...] = ()  #: those of `limits` that the task's own code names
 
 
 def new_job_id() -> str:
@@ -41,7 +41,7 @@ def new_job_id() -> str:
 
 
 def identified(task: Kind, options: Options, text: bytes, inherited_tenant: str = "") -> Options:
-    """Return the options with the id that the task declares for this input, where they name none.
+    """Return the options; without an id they get the one that the task declares for this input.
 
     Raises: InvalidInputError.
     """
@@ -54,7 +54,7 @@ def identified(task: Kind, options: Options, text: bytes, inherited_tenant: str 
 
 
 def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
-    """Return the options with the tenant that the task declares for this input, where they name none.
+    """Return the options; without a tenant they get the one that the task declares for this input.
 
     Raises: InvalidInputError.
     """
@@ -71,7 +71,7 @@ def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
 
 
 def plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
-    """Return what begins a job with a small input that needs nothing of what `command_of` adds."""
+    """Return the command that begins a job with a small input, if it needs no further work of `command_of`."""
     ref = JobRef(queue=options.queue, job_id=job_id)
     return Enqueue(ref=ref, task=task.name, order=options.order(msgspec.Raw(text), None, notify))
 
@@ -88,9 +88,9 @@ def command_of(
     inherit: Callable[[Order], Order] | None = None,
     key: ValueKey | None = None,
 ) -> Enqueue:
-    """Return what begins a job; `stored`: what its order says of the input, None: the input itself.
+    """Return the command that begins a job; `stored`: value and reference of the input in its order; None: the input.
 
-    `key`: of the job's owner, by which `stored` is sealed.
+    `key`: the key of the job's owner, which seals `stored`.
 
     Raises: InvalidInputError, InvalidTokenError, TaskDefinitionError.
     """
@@ -163,7 +163,7 @@ def wish_of(
     *,
     seals: ValueKey | None = None,
 ) -> Wish:
-    """Return what an enqueue of a unique job wishes; `seals`: as in `wish_for`. Raises: as `wish_for`."""
+    """Return the wish of an enqueue of a unique job; `seals`: as in `wish_for`. Raises: as `wish_for`."""
     assert options.unique is not None, "only unique jobs have keys"
     return wish_for(
         task.signature,

@@ -1,8 +1,8 @@
-"""A process's lease: one key that says that it lives, renewed in time or given up.
+"""A process's lease: one key that proves that the process lives, renewed in time or given up.
 
 By its own monotonic clock the process knows when others may take over what it holds, a worker's jobs or a
-client's locks; then it stops what it does with them, takes a new identity and starts afresh. So nothing is taken
-over while its holder may still work on it. Source: ADR 006.
+client's locks; then it stops its work with them, takes a new identity and starts afresh. So nobody takes over a job or
+a lock while its holder may still work on it. Source: ADR 006.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _ANSWERS_PER_LEASE: Final = 5
 _RETRY_S: Final = 0.5
 _RELEASE_MAX: Final = 100  #: characters
 _PATIENCE_S: Final = 5.0  #: for the first lease, while the server is away or does not answer
-#: Clocks of two machines differ in rate by far less than this; the holder counts its lease shorter by it.
+#: The holder counts its lease shorter by this share, since clocks of two machines may differ in rate, by far less.
 _MARGIN: Final = 0.05
 
 
 class LeaseKeeper:
-    """Holds the lease of one process, under one identity after the other."""
+    """Holds the lease of one process, under a new identity after each loss."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LeaseKeeper:
         announce: Callable[[str], None] | None = None,
         outage: Outage | None = None,
     ) -> None:
-        """`announce` gets every identity before anything is done under it, for a supervisor that may outlive us."""
+        """`announce` gets every identity before its first use, for a supervisor that may outlive this process."""
         self._leases = leases
         self._clock = clock
         self._queues = queues
@@ -100,13 +100,13 @@ class LeaseKeeper:
         self._started_at = clock.now()
         self.identity = new_identity(leases.user)
         self.duration_s = 0.0
-        self.renewals = 0  #: accepted, the first one of each identity included
+        self.renewals = 0  #: number of accepted renewals, with the first one of each identity
         self.failures = 0  #: renewals without an answer in time; each is tried again
         self.losses = 0  #: leases that were over before they could be renewed
 
     @property
     def is_valid(self) -> bool:
-        """Whether nobody may take over what this process holds yet, by the monotonic clock."""
+        """Whether nobody may take over the jobs or locks of this process yet, by the monotonic clock."""
         return self._clock.monotonic() < self._valid_until
 
     def holds(self, identity: str) -> bool:
@@ -114,9 +114,9 @@ class LeaseKeeper:
         return identity == self.identity and self._clock.monotonic() < self._valid_until
 
     async def open(self, *, patience_s: float = _PATIENCE_S) -> None:
-        """Learn how long leases last here, and take one; for `patience_s` again when no answer comes.
+        """Learn how long leases last here, and take one; without an answer try again for `patience_s`.
 
-        Raises: UnreachableError, JetStreamDisabledError when it is over, or what else the server has against it.
+        Raises: UnreachableError, JetStreamDisabledError after that time, or another refusal of the server.
         """
         until = self._clock.monotonic() + patience_s
         while True:
@@ -135,7 +135,7 @@ class LeaseKeeper:
                 return
 
     async def run(self) -> None:
-        """Renew until cancelled; on a loss tell `on_lost` the old identity and begin again with a new one.
+        """Renew until cancelled; on a loss call `on_lost` with the old identity, and begin again with a new one.
 
         Raises: PermissionRefusedError for a reader, which goes on without a lease.
         """
@@ -162,13 +162,13 @@ class LeaseKeeper:
                 self._outage.note(str(error))
                 logger.debug("lease of %s: %s; %.1f s left", self.identity, error, self._left_s())
                 pause = _RETRY_S
-            except Exception:  # whatever it is: who renews no more gives up all that is held
+            except Exception:  # any error: a process that renews no more loses all its jobs and locks
                 self.failures += 1
                 logger.exception("lease of %s; %.1f s left", self.identity, self._left_s())
                 pause = _RETRY_S
 
     def _answer_s(self) -> float:
-        """Return how long to wait for an answer: one after the end of the lease is of no use, the jobs are stopped."""
+        """Return how long to wait for an answer: after the lease has ended it is of no use, as the jobs are stopped."""
         limit_s = self.duration_s / _ANSWERS_PER_LEASE
         return min(limit_s, self._left_s()) if self._revision else limit_s
 
@@ -234,7 +234,7 @@ class LeaseKeeper:
         )
 
     async def close(self) -> None:
-        """Say that this process has ended, so that nobody waits for its lease to be over.
+        """Record that this process has ended, so that nobody waits for its lease to expire.
 
         Raises: LeaseLostError, UnreachableError; both harmless, the key expires.
         """

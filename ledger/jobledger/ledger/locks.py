@@ -1,7 +1,7 @@
-"""Locks for code that must exclude other code: held by the process's lease, fenced by number, lost visibly.
+"""Locks for code that must exclude other code: held by the process's lease, fenced by number; a loss is noticed.
 
 The conditional append of `acquired` excludes others; a dead holder's lock ends with its lease; the fencing number
-guards against a holder that does not know yet that it lost the lock. Hints only shorten the waiting.
+protects against a holder that does not know yet that it lost the lock. Hints only shorten the waiting.
 Within a process the tasks that want one lock take turns, so each process has one contender. Source: ADR 007.
 """
 
@@ -49,12 +49,12 @@ _LOOKS_PER_LEASE: Final = 5
 _LEASE_PATIENCE_S: Final = 5.0  #: for a lease, the first or after a loss, while the server is away
 _LEASE_LOOK_S: Final = 0.02
 _RETRY_S: Final = 0.5
-_RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`; then it goes on without
+_RELEASE_S: Final = 5.0  #: how long the end of a block waits until `released` is stored
 _CLOSE_S: Final = 2.0
-_TOLD_AFTER_S: Final = 1.0  #: a wait that is shorter is not worth a word
-#: After a hint a waiter pauses for this, divided by 1 + the seconds that it has waited: long waits come first.
+_TOLD_AFTER_S: Final = 1.0  #: a shorter wait is not reported
+#: The pause of a waiter after a hint, divided by 1 + the seconds that it has waited, so that long waits come first.
 _HEAD_START_S: Final = 0.02
-#: Whoever gave back a lock that others want waits this long (seconds) before taking it again: longer than they need.
+#: Seconds before a process takes a lock again that it gave back and others want: longer than these need to take it.
 _REST_S: Final = 0.05
 _RESTS_MAX: Final = 1_000
 
@@ -83,7 +83,7 @@ class Locks:
         self._opening = asyncio.Lock()
         self._places: dict[LockRef, Place] = {}
         self._held: dict[int, HeldLock] = {}  # by fencing number
-        self._rests: dict[LockRef, float] = {}  # until when a lock that others want is left to them
+        self._rests: dict[LockRef, float] = {}  # until when a wanted lock is left to others
         self._waits: dict[object, tuple[str, str, float]] = {}  # job, lock, since when
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -105,7 +105,7 @@ class Locks:
                     yield held
                 finally:
                     held.when_lost = None
-        except BaseException:  # cancelled, too: however the block ends, its lock is given back
+        except BaseException:  # also when cancelled: however the block ends, its lock is given back
             await self.release_after_error(held)
             raise
         if cancel_scope.cancelled_caught:
@@ -114,7 +114,7 @@ class Locks:
         await self.release(held)
 
     async def acquire(self, scope: str, lock_id: str, *, wait_s: float, owner: object) -> HeldLock:
-        """Take a lock; whoever gets it must `release` it. `owner` is the task or thread that will be inside.
+        """Take a lock; the caller must `release` it. `owner` is the task or thread that will be inside.
 
         Raises: LockTimeoutError, LockReentryError, LockLostError (at once), InvalidError, UnreachableError,
             LedgerFullError.
@@ -126,19 +126,19 @@ class Locks:
             turn = await self._take_turn(ref, owner, wait_s, deadline)
             try:
                 return await self._contend(turn, wait_s, deadline)
-            except BaseException:  # cancelled, too: the next one in this process waits for the turn
+            except BaseException:  # also when cancelled: the next task in this process waits for the turn
                 if not turn.is_handed_on:
                     self._end_turn(turn)
                 raise
 
     def waits(self) -> dict[str, str]:
-        """Return which jobs of this process have waited for a lock for a second: `queue/job` -> `scope/id`."""
+        """Return the jobs of this process that have waited for a lock for a second: `queue/job` -> `scope/id`."""
         told = self._clock.monotonic() - _TOLD_AFTER_S
         return {job: lock for job, lock, since in self._waits.values() if since <= told}
 
     @contextlib.contextmanager
     def _told(self, ref: LockRef) -> Generator[None, None, None]:
-        """During the block, keep in `_waits` that the current attempt, if there is one, waits for a lock."""
+        """During the block, record in `_waits` that the current attempt, if there is one, waits for a lock."""
         attempt, key = current.get(), object()
         if attempt is not None:
             job = f"{attempt.facts['queue']}/{attempt.facts['job']}"
@@ -149,7 +149,7 @@ class Locks:
             self._waits.pop(key, None)
 
     async def release(self, held: HeldLock) -> None:
-        """Give a lock back; if that cannot be stored now, go on in the background while this process has its lease.
+        """Give a lock back; if that cannot be stored now, try on in the background while this process has its lease.
 
         Raises: LockLostError when others may have had the lock before this.
         """
@@ -168,14 +168,14 @@ class Locks:
         )
 
     async def release_after_error(self, held: HeldLock) -> None:
-        """Give a lock back whose block raised; the block's own error is the one that counts."""
+        """Give a lock back after its block raised; the caller gets the block's own error."""
         try:
             await self.release(held)
         except LockLostError as error:
             logger.warning("%s", error)
 
     async def close(self) -> None:
-        """End the lease, so that nobody waits for it. With a lock still held the lease ends by its time, and the lock is lost."""
+        """End the lease, so that nobody waits for it. While a lock is held the lease only expires: the lock is lost."""
         self._closed = True
         abandoned = list(self._held.values())
         for held in abandoned:
@@ -188,7 +188,7 @@ class Locks:
             for task in rest:
                 task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        await asyncio.gather(*self._background, return_exceptions=True)  # the tasks that those started
+        await asyncio.gather(*self._background, return_exceptions=True)  # tasks that the first ones started
         if self._keeper is not None and not abandoned and self._keeper.is_valid:
             with contextlib.suppress(LedgerError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
@@ -215,7 +215,7 @@ class Locks:
         turn = Turn(ref, place, LockWatch())
         try:
             turn.watch = await turn.exits.enter_async_context(self._hints.watch(ref))
-        except BaseException:  # cancelled, too: the next one in this process waits for the turn
+        except BaseException:  # also when cancelled: the next task in this process waits for the turn
             self._end_turn(turn)
             raise
         return turn
@@ -234,12 +234,12 @@ class Locks:
         self._behind(turn.exits.aclose())
 
     async def _contend(self, turn: Turn, wait_s: float, deadline: float) -> HeldLock:
-        """Look and try until the lock is ours or the time is over."""
+        """Read the lock and try to take it, until it is ours or the time is over."""
         began = self._clock.monotonic()
         await asyncio.sleep(max(0.0, min(self._rests.pop(turn.ref, began), deadline) - began))
         while True:
             keeper = await self._lease()
-            turn.watch.free.clear()  # before the look, so that what is heard after it is not missed
+            turn.watch.free.clear()  # before the read, so that no later hint is missed
             view = await self._look(turn.ref)
             lost = await self._lost(view.state, keeper)
             if lost is not None:
@@ -263,15 +263,15 @@ class Locks:
                 await asyncio.sleep(_HEAD_START_S / (1 + now - began))
 
     async def _lost(self, lock: Lock | None, keeper: LeaseKeeper) -> int | None:
-        """Return the fencing number that may be taken over, 0 if the lock is free, None if its holder lives."""
+        """Return the fencing number of a dead holder, 0 if the lock is free, None if its holder lives."""
         if lock is None or not lock.is_held:
             return 0
         if lock.holder == keeper.identity:
-            return lock.fencing_number  # taken for a task that was cancelled meanwhile: it is our turn now
+            return lock.fencing_number  # taken for a task that was cancelled since; now it is our turn
         return lock.fencing_number if await self._leases.find(lock.holder) is None else None
 
     async def _claim(self, turn: Turn, keeper: LeaseKeeper, view: View[Lock], lost: int) -> HeldLock:
-        """Append `acquired` on condition of what was read; if the caller is cancelled, a background task undoes it.
+        """Append `acquired` on condition of the chain as read; if the caller is cancelled, a background task undoes it.
 
         Raises: WrongSequenceError when somebody was faster.
         """
@@ -311,7 +311,7 @@ class Locks:
     async def _give_up(self, held: HeldLock) -> bool | None:
         """Append `released` until that is answered or our lease is lost.
 
-        Return whether the lock was ours to that moment; None when that is not known.
+        Return whether the lock was ours up to that moment; None: not known.
         """
         held.end("it was given back")
         self._held.pop(held.fencing_number, None)
@@ -327,7 +327,7 @@ class Locks:
                     return False
                 except LedgerError as error:
                     if held.holder != self._identity:
-                        return None  # others need nothing from us any more to get it
+                        return None  # others can take it now without us
                     logger.warning("lock %s/%s cannot be given back yet: %s", held.scope, held.id, error)
                     await asyncio.sleep(_RETRY_S)
                 else:
@@ -339,7 +339,7 @@ class Locks:
     async def _undo(
         self, turn: Turn, keeper: LeaseKeeper, event: LockEvent, entry: Entry, appending: asyncio.Task[int]
     ) -> None:
-        """Give back what was taken for a caller that is gone, if it was taken."""
+        """Give back a lock that was taken for a cancelled caller, if it was taken."""
         sequence: int | None = None
         try:
             sequence = await appending
@@ -354,7 +354,7 @@ class Locks:
             await self._give_up(HeldLock(turn, keeper, LOCK.advance(entry, event, sequence), event.by))
 
     async def _find(self, ref: LockRef, identity: str, entry: Entry) -> int | None:
-        """Return where an append without an answer is stored; None if it is not, or if our lease is lost anyway."""
+        """Return the sequence of an append without an answer; None: it is not stored, or our lease is lost anyway."""
         while identity == self._identity:
             try:
                 view = await self._look(ref)
@@ -415,7 +415,7 @@ class Locks:
                 held.end("the lease of this process is over")
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run what must go on when its caller is cancelled; `close` waits for it."""
+        """Run work that must go on when its caller is cancelled; `close` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._on_done)

@@ -1,8 +1,8 @@
 """An asynchronous client in a thread of its own, for code that blocks: any thread may call, in every process.
 
 A forked child inherits memory and sockets, but not the thread. It never touches its parent's connection: it lets go of
-the sockets, and connects by itself when it first calls. Nothing here keeps an interpreter from ending for longer than a
-limit. The verbs are in `sync`.
+the sockets, and connects by itself when it first calls. The end of an interpreter is delayed only within a limit. The
+verbs are in `sync`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Opening = Callable[[], contextlib.AbstractAsyncContextManager[T]]
 
 _GRACE_S: Final = 1.0  #: how long closing waits for the calls of other threads, before it ends them
 _CLOSE_S: Final = 5.0  #: how long `close` takes at the most
-_AT_EXIT_S: Final = 2.0  #: how long the interpreter's end waits, for all of them together
+_AT_EXIT_S: Final = 2.0  #: how long the interpreter's end waits, for all clients together
 _CLOSED: Final = "this ledger was closed: connect again"
 
 
 class _LoopParts(Generic[T]):
-    """What one process runs: a thread, the loop in it, and what was opened there."""
+    """The parts in one process: a thread, its loop, and the object opened there."""
 
     def __init__(self, opening: Opening[T]) -> None:
         self._opening = opening
         self._opened: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._stopping = asyncio.Event()
-        self._lock = threading.RLock()  # the handler of a signal may call in the middle of a call
+        self._lock = threading.RLock()  # the handler of a signal may call during another call
         self._calls: set[concurrent.futures.Future[Any]] = set()
         self._accepts = True
         self._thread: threading.Thread | None = None
@@ -50,10 +50,10 @@ class _LoopParts(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> T:
-        """Start the thread, once, and return what was opened. Raises: whatever the opening raises."""
+        """Start the thread, once, and return the opened object. Raises: the errors of the opening."""
         with self._lock:
             if self._thread is None:
-                # Not the loop of an installed policy: what a fork does to this one is known.
+                # Not the loop of an installed policy: only for this loop the effect of a fork is known.
                 self._selector = selectors.DefaultSelector()
                 self._loop = asyncio.SelectorEventLoop(self._selector)
                 self._thread = threading.Thread(target=self._run, name="jobledger", daemon=True)
@@ -61,7 +61,7 @@ class _LoopParts(Generic[T]):
         return self._opened.result()
 
     def require_other_thread(self) -> None:
-        """Return in every thread but this one's own, which would wait for itself. Raises: InvalidInputError."""
+        """Refuse a call in the own thread, which would wait for itself. Raises: InvalidInputError."""
         if self._loop is not None:
             require_outside(self._loop)
 
@@ -100,10 +100,10 @@ class _LoopParts(Generic[T]):
             future.cancel()
 
     def disinherit(self) -> None:
-        """In a forked child: let go of the sockets without the parent's noticing.
+        """In a forked child: release the sockets without an effect on the parent.
 
         Each of their numbers then stands for /dev/null: nothing done with it here, not even by a destructor, reaches
-        the parent's connection or what its selector watches. And when the parent closes, the server sees it.
+        the parent's connection or its selector. And when the parent closes the connection, the server sees it.
         """
         if self._selector is None:
             return
@@ -121,7 +121,7 @@ class _LoopParts(Generic[T]):
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # whoever waits is to hear of it
+        except BaseException as error:  # the waiting caller must get it
             if self._opened.done():
                 logger.exception("the thread of a ledger ended")
             else:
@@ -148,32 +148,32 @@ class _LoopParts(Generic[T]):
 
 
 class LoopThread(Generic[T]):
-    """Calls what `opening` opens, once in each process that calls: safe in all threads and in forked children."""
+    """Runs calls in the loop of what `opening` opens, once per process: safe in all threads and in forked children."""
 
     def __init__(self, opening: Opening[T]) -> None:
         self._opening = opening
-        self._running: dict[
-            int, _LoopParts[T]
-        ] = {}  # by process: the own one, and what was inherited just now
+        self._running: dict[int, _LoopParts[T]] = {}  # by process: the own parts, and those just inherited
         self._is_closed = False
         # Not run at the end of the interpreter: `_close_all` does that.
         weakref.finalize(self, _forsake, self._running).atexit = False
         _OPEN.add(self)
 
     def open(self) -> _LoopParts[T]:
-        """Open it in this process, unless it is open. Raises: LedgerClosedError, whatever opening raises."""
+        """Open it in this process, unless it is open. Raises: LedgerClosedError, the errors of the opening."""
         if self._is_closed:
             raise LedgerClosedError(_CLOSED)
         pid = os.getpid()
         running = self._running.get(pid)
         if running is None:
-            # Several threads at once get the same one. Its lock is new: an inherited one may be held by nobody.
+            # Several threads at once get the same parts. Their lock is new: an inherited one might never be released.
             running = self._running.setdefault(pid, _LoopParts(self._opening))
             self.disinherit()
         running.require_other_thread()
         try:
             running.open()
-        except BaseException:  # Ctrl-C, too: stop a thread that did not open; the next call starts another
+        except (
+            BaseException
+        ):  # also Ctrl-C: stop a thread that did not open; the next call starts another one
             running.stop()
             if self._running.get(pid) is running:
                 del self._running[pid]
@@ -181,22 +181,22 @@ class LoopThread(Generic[T]):
         return running
 
     def start(self, verb: Callable[[T], Awaitable[R]]) -> concurrent.futures.Future[R]:
-        """Begin a call; hand what this returns to `wait_for`. Raises: as `open`."""
+        """Begin a call; pass the result to `wait_for`. Raises: as `open`."""
         return self.open().start(verb)
 
     def call(self, verb: Callable[[T], Awaitable[R]]) -> R:
-        """Run a verb in the loop and wait for its end; who is interrupted (Ctrl-C) ends it.
+        """Run a verb in the loop and wait for its end; an interrupt of the caller (Ctrl-C) ends the verb.
 
-        Raises: LedgerClosedError, also when `close` ends the call; whatever opening and the verb raise.
+        Raises: LedgerClosedError, also when `close` ends the call; the errors of the opening and of the verb.
         """
         return wait_for(self.start(verb))
 
     def give_back(self, verb: Callable[[T], Awaitable[R]]) -> R:
-        """Run a verb that lets go of something; here as any other."""
+        """Run a verb that gives something back; here like any other verb."""
         return self.call(verb)
 
     def disinherit(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        """In a forked child: release the parent's objects."""
         for pid, running in list(self._running.items()):
             if pid != os.getpid():
                 running.disinherit()
@@ -229,7 +229,7 @@ class LoopThread(Generic[T]):
 
 
 def require_outside(loop: asyncio.AbstractEventLoop) -> None:
-    """Return unless this code runs in the loop that it is about to wait for. Raises: InvalidInputError."""
+    """Refuse a wait by code that runs in the awaited loop. Raises: InvalidInputError."""
     try:
         is_inside = asyncio.get_running_loop() is loop
     except RuntimeError:  # none runs in this thread
@@ -249,20 +249,20 @@ def wait_for(future: concurrent.futures.Future[R]) -> R:
         raise LedgerClosedError(
             "this ledger was closed while a call was under way: whether that took effect is not known"
         ) from error
-    except BaseException:  # Ctrl-C, too: the loop does not go on with a call that nobody waits for
+    except BaseException:  # also Ctrl-C: the loop must not go on with a call that nobody waits for
         future.cancel()
         raise
 
 
 def _forsake(running: dict[int, _LoopParts[Any]]) -> None:
-    """Close what nobody can call any more, without waiting."""
+    """Close an object that nobody can call any more, without waiting."""
     own = running.get(os.getpid())
     if own is not None:
         own.stop()
 
 
 def _close_all() -> None:
-    """Close at the interpreter's end whatever was not closed."""
+    """Close all open objects at the interpreter's end."""
     deadline = time.monotonic() + _AT_EXIT_S
     left = list(_OPEN)
     for each in left:
@@ -277,7 +277,7 @@ def _after_fork() -> None:
 
 
 _OPEN: weakref.WeakSet[LoopThread[Any]] = weakref.WeakSet()
-#: What parent processes run, inherited by a fork. Never freed: its destructors would touch a thread that is not here.
+#: Parts of parent processes, inherited by a fork. Never freed: their destructors would touch a thread that is not here.
 _INHERITED: list[object] = []
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork)

@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """How many jobs it has; None as long as it is open."""
+        """The number of its jobs; None while it is open."""
         return count_of(self.job)
 
 
@@ -51,9 +51,10 @@ async def batch_spec(
     options: Mapping[str, Any],
     end: tuple[str, Mapping[str, Any]] | None,
 ) -> BatchSpec:
-    """Return what is stored of a batch whose tasks workers announced; `end`: what follows it, with options of its own.
+    """Return the stored form of a batch of announced tasks; `end`: the task that follows it, with its options.
 
-    Raises: TaskNotFoundError, InvalidError, UnreachableError; AccessDeniedError for a limit that what follows may not name.
+    Raises: TaskNotFoundError, InvalidError, UnreachableError; AccessDeniedError for a limit that the following job may
+    not name.
     """
     found = await find_announced(ledger.patience, ledger.announced, task)
     spec = BatchSpec(task=found.name, queue=options_of(found, options).queue)
@@ -70,10 +71,10 @@ async def batch_spec(
 async def open_batch(
     ledger: Ledger, name: str, spec: BatchSpec, *, by: str = "", trace: str = ""
 ) -> JobHandle[dict[str, int]]:
-    """Open a batch; one that is there with the same task, queue and end stays as it is.
+    """Open a batch; an existing one with the same task, queue and end does not change.
 
-    Raises: InvalidInputError, also where another job has the id of the one that is to follow it; IllegalTransitionError for
-        one that was ended before it was closed; and as `enqueue`.
+    Raises: InvalidInputError, also if another job has the id of the job that follows the batch; IllegalTransitionError
+    for a batch that was ended before it was closed; and as `enqueue`.
     """
     await require_free_end(ledger, name, spec)
     options = run_batch.defaults.changed(
@@ -103,7 +104,7 @@ async def add_to_batch(
     by: str = "",
     trace: str = "",
 ) -> BulkResult:
-    """Add jobs from the place `first` (from 0) on. A job that is there is left alone, so the same jobs can be sent again.
+    """Add jobs from the place `first` (from 0) on. An existing job is left alone, so the same jobs can be sent again.
 
     Raises: InputMismatchError for an existing job with another input; NotFoundError; LockTimeoutError while others add;
         InvalidInputError for a gap before them; IllegalTransitionError for an ended batch; as `enqueue_named_many`.
@@ -123,10 +124,10 @@ async def add_to_batch(
 
 
 async def close_batch(ledger: Ledger, name: str, count: int, *, by: str = "") -> None:
-    """Say how many jobs a batch has: it ends once all of them have ended. The same number again changes nothing.
+    """Close a batch with the number of its jobs: it ends once all have ended. The same number again changes nothing.
 
-    Raises: NotFoundError; LockTimeoutError while somebody adds jobs; InvalidInputError where it has fewer or more jobs;
-        RefusedError for one that was closed with another number; IllegalTransitionError for one that was ended.
+    Raises: NotFoundError; LockTimeoutError while somebody adds jobs; InvalidInputError if it has fewer or more jobs;
+    RefusedError for a batch closed with another number; IllegalTransitionError for one that was ended.
     """
     async with ledger.lock(_LOCK, check_token("batch", name), wait_s=0):
         batch = await find_batch(ledger, name)

@@ -18,7 +18,7 @@ S = TypeVar("S")
 
 
 class Writer(Protocol):
-    """A client of a ledger, as far as it appends what is decided now."""
+    """The part of a ledger's client that appends decisions made now."""
 
     @property
     def log(self) -> Log:
@@ -31,7 +31,7 @@ class Writer(Protocol):
         ...
 
     def stamp(self, by: str = "") -> Stamp:
-        """Return who and when, for events decided now."""
+        """Return author and time for events decided now."""
         ...
 
 
@@ -45,9 +45,9 @@ async def change(
     plan: bool = False,
     prepare: Callable[[S | None, E], Awaitable[None]] | None = None,
 ) -> ChangedValue[S]:
-    """Do as `named_chain.change`, for as long as the client waits.
+    """Do as `named_chain.change`, within the client's patience.
 
-    Raises: what `named_chain.change` raises; ServerUnreachableError: call it again, which is safe.
+    Raises: as `named_chain.change`; ServerUnreachableError, after which another call is safe.
     """
     return await client.patience.read(
         lambda: named_chain.change(

@@ -1,7 +1,7 @@
 """Packages whose names are imported when they are first asked for.
 
-To import one module of a package runs the package's `__init__`, too. If that imported everything that the package
-gives to others, each process would load all of it, and most of a start is spent on imports. Source: PEP 562.
+An import of one module runs the `__init__` of its package, too. If that imported all names of the package for others,
+each process would load all modules, and most of a start is spent on imports. Source: PEP 562.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def on_demand(
 
     `homes`: each module, below the package, with the names that others import from the package. No name may be that of
     a module directly in the package: Python would replace it by the module once that is imported.
-    `elsewhere`: names that people look for here but that another package has. To import one raises an ImportError that
-    names that package.
+    `elsewhere`: names that people look for here but that another package has. An import of such a name raises an
+    ImportError that names that package.
     """
     module_of = {name: module for module, names in homes.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""Jobs that have owners, as people read them: with the words of errors, notes and metadata where the key is at hand."""
+"""Jobs that have owners, as people read them: with the words of errors, notes and metadata, if the key is at hand."""
 
 from __future__ import annotations
 

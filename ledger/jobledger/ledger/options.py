@@ -1,4 +1,4 @@
-"""A task's settings: `Options`, which travel with each job, and `Rules`, which stay with the worker's code.
+"""A task's settings: `Options`, which become part of each job, and `Rules`, which stay in the worker's code.
 
 Beside them the options in the forms of callers and of answers. A field of each job's order is declared three times: for
 Python, for requests, and for answers.
@@ -45,38 +45,38 @@ _NOTHING_SAID: Final[tuple[object, ...]] = ("", "", {}, (), "", "", "")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task's jobs are queued and tried; each job keeps those it was enqueued with."""
+    """The options by which a task's jobs are queued and tried; each job keeps the options of its enqueue."""
 
     queue: str = "default"
     priority: Priority = "normal"
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
     timeout_s: float | None = None  #: of one attempt; None: no limit
-    id: str | None = None  #: None: as `id_template` says, else a new UUIDv7
+    id: str | None = None  #: None: made by `id_template`, else a new UUIDv7
     id_template: str = (
-        ""  #: what makes the id of the input, such as `charge-{tenant_id}-{invoice}`; "": nothing
+        ""  #: template of the id, filled from the input, such as `charge-{tenant_id}-{invoice}`; "": none
     )
-    delay_s: float | None = None  #: seconds after enqueueing before which it does not run
+    delay_s: float | None = None  #: seconds after the enqueue before it may run
     run_at: datetime | None = None  #: not before this moment; one that is past means at once
     limits: tuple[str, ...] = ()  #: limits the job waits for, `name` or `name:key`; at most 8, kept sorted
     declared: tuple[Limit, ...] = ()  #: more limits, each with the key that the job has for it
-    declared_queue: Queue | None = None  #: where `queue` was given as one, with limits of its own
-    tenant: str = ""  #: whom the job belongs to; "": whom the job belongs to that makes it, if one does
+    declared_queue: Queue | None = None  #: a `queue` given as an object, with limits of its own
+    tenant: str = ""  #: the job's tenant; "": the tenant of the job that makes it, if one does
     tenant_template: str = (
-        ""  #: what makes the tenant of the input where `tenant` names none, such as `{tenant_id}`
+        ""  #: template of the tenant, filled from the input if `tenant` is empty, such as `{tenant_id}`
     )
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
-    #: Whose data the job holds, such as `person:17` or, filled from the input, `person:{user_id}`: its values are sealed.
-    #: "": whose data the job holds that makes it, if one does.
+    #: The owner of the job's data, such as `person:17` or, filled from the input, `person:{user_id}`: its values are
+    #: sealed. "": the owner of the job that makes it, if one does.
     owner: str = ""
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
     debounce_s: float | None = None  #: seconds between the last call of its kind and the run with its input
     max_wait_s: float | None = None  #: with `debounce_s`: at most this long after the first call
-    #: What becomes of a job whose id belongs to one with another input or task: an `InputMismatchError`, or that job is
-    #: what the caller gets, unchanged.
+    #: If the id belongs to a job with another input or task: raise an `InputMismatchError`, or return that job,
+    #: unchanged.
     on_other_input: OnOtherInput = "error"
-    name: str = ""  #: in a run the name of its step, in a graph that of its node; "": the task's
-    by: str = ""  #: who asks for the job, as its first event says; "": the client that enqueues it
+    name: str = ""  #: name of its step in a run, or of its node in a graph; "": that of the task
+    by: str = ""  #: author in its first event; "": the client that enqueues it
     trace: str = (
         ""  #: W3C traceparent that the job belongs to; "": that of the span it is enqueued in, if one records
     )
@@ -111,7 +111,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(cast("object", self.run_at), datetime):
                 raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
             keep_utc(self, "run_at")
-        # By value: what is empty and of another type must not pass as the default.
+        # By value: an empty value of another type must not pass as the default.
         said = (self.tenant, self.correlation, self.metadata, self.limits, self.by, self.trace, self.name)
         if said != _NOTHING_SAID:
             self._check_words()
@@ -121,7 +121,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Order:
         """Return the order of a job with these options: with `ORDER_FIELDS`, the trace, and this input.
 
-        Every job is made by this. The fields are named one by one because that is four times as fast.
+        Every order is made here. The fields are named one by one because that is four times as fast.
         """
         return Order(
             input=value,
@@ -140,12 +140,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def changed(
         self, given: Mapping[str, Any], *, queue: str | Queue | None, limits: Iterable[str | Limit]
     ) -> Options:
-        """Return these options with those given for one job, without the ones that are None; `limits` are added.
+        """Return these options changed by those given for one job; None changes nothing, and `limits` are added.
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if queue is not None:  # the task's own may be named by its name alone
+        if queue is not None:  # the task's own queue may be given by its name
             own = self.declared_queue
             found = queue_of(own if own is not None and queue == own.name else queue)
             changes["queue"], changes["declared_queue"] = found
@@ -187,7 +187,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             force_setattr(self, "limits", _own_limits(self.limits))
 
     def _checked_unique(self) -> Unique:
-        """Return what makes the job unique: of a debounced one its arguments, unless some are named."""
+        """Return the arguments that make the job unique: for a debounced job all, unless some are named."""
         unique = Unique() if self.unique is None else self.unique
         if not isinstance(cast("object", unique), Unique):
             raise ConfigurationError(f"unique must be a Unique(...), got {unique!r}")
@@ -200,8 +200,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return unique
 
 
-#: The options that are fields of the job's order, too: what a caller asks of a job beside its task, its input and its
-#: time. The order's `unique` is the hash of a key, and its `trace` follows from where the caller is.
+#: The options that are also fields of the job's order: wishes of a caller beside task, input and time. The order's
+#: `unique` is the hash of a key, and its `trace` follows from the caller's span.
 ORDER_FIELDS: Final = tuple(
     name
     for name in Order.__struct_fields__
@@ -210,24 +210,24 @@ ORDER_FIELDS: Final = tuple(
 
 
 class LabelOptions(TypedDict, total=False):
-    """The labels of a job, as Python gives them; what is left out, or None, is not given."""
+    """The labels of a job in Python calls; a missing one, or None, is not given."""
 
-    tenant: str | None  #: whom it belongs to
+    tenant: str | None  #: the job's tenant
     correlation: str | None  #: its first cause
     metadata: Mapping[str, str] | None
 
 
 class OrderOptions(LabelOptions, total=False):
-    """How one job is enqueued, as Python gives it; what is left out, or None, is as the task's code says."""
+    """The options of one enqueue in Python calls; a missing one, or None, is as in the task's code."""
 
     id: str | None  #: None: a new UUIDv7
     priority: Priority | None
     max_attempts: int | None
     timeout_s: float | None  #: of one attempt
-    delay_s: float | None  #: seconds before which it does not run
+    delay_s: float | None  #: seconds before it may run
     run_at: datetime | None  #: not before this moment
-    on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
-    owner: str | None  #: whose data it holds, `kind:id`: its values are sealed
+    on_other_input: OnOtherInput | None  #: the reaction if the id has another input; see `Options`
+    owner: str | None  #: owner of its data, `kind:id`: its values are sealed
 
 
 class LabelFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +254,7 @@ class OrderFields(LabelFields, frozen=True, kw_only=True):
 
 
 class NodeFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a job is queued and tried that belongs to a run, as fields of a request: its labels are those of the run."""
+    """The options of a job that belongs to a run, as fields of a request: its labels are those of the run."""
 
     queue: str | None = None
     priority: Priority | None = None
@@ -264,7 +264,7 @@ class NodeFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JobHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What every object that shows a job begins with: its name, its state, and fields of its order as they are.
+    """The first fields of every object that shows a job: its name, its state, and unchanged fields of its order.
 
     `JobSnapshot` of the remote client gives a new field a default, because an older gateway does not send it.
     """
@@ -280,12 +280,12 @@ class JobHead(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...]
 
 
-#: What the options of a job cannot say that a run, a graph or a batch makes.
+#: Options that a job made by a run, a graph or a batch cannot have.
 _OF_MAKER: Final = ("owner", "id", "delay_s", "run_at", "unique", "debounce_s", "by")
 
 
 def refuse_of_maker(options: Options, what: str, maker: str) -> None:
-    """Refuse options that whoever makes a job decides: its id, when it begins, and who asks for it.
+    """Refuse options that the maker of a job decides: its id, its time, and its author.
 
     `what` names the job and `maker` who makes it, such as "a child of task send" and "its run".
 
@@ -299,13 +299,13 @@ def refuse_of_maker(options: Options, what: str, maker: str) -> None:
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """How workers run a task. Not part of the job: a new release changes it for jobs that wait already."""
+    """The rules by which workers run a task. Not part of the job: a new release changes them for waiting jobs, too."""
 
     #: `auto`: a coroutine on the loop, a function in a thread; `process`: in a pool of processes.
     run_in: RunIn = "auto"
     backoff: Backoff = Backoff()
-    retry_on: ExceptionTypes = ()  #: when given, any other exception makes the job a dead letter at once
-    give_up_on: ExceptionTypes = ()  #: these make it one at once, whatever attempts are left
+    retry_on: ExceptionTypes = ()  #: if given, any other exception makes the job a dead letter at once
+    give_up_on: ExceptionTypes = ()  #: these make the job a dead letter at once, even if attempts are left
     hooks: Hooks = Hooks()
     heartbeat_s: float | None = (
         None  #: seconds without a sign of life after which an attempt fails; None: no limit
@@ -328,7 +328,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
             _check_limit("heartbeat_s", self.heartbeat_s)
 
     def may_retry(self, error: BaseException) -> bool:
-        """Return whether an exception leaves room for another attempt; of two that fit, giving up wins."""
+        """Return whether an exception allows another attempt; if both lists match, `give_up_on` wins."""
         if isinstance(error, self.give_up_on):
             return False
         return not self.retry_on or isinstance(error, self.retry_on)

@@ -1,4 +1,4 @@
-"""What a task may return to say more than "done": values, not exceptions.
+"""Values, not exceptions, by which a task may return another outcome than "done".
 
 An exception always means that this attempt failed.
 """
@@ -19,7 +19,7 @@ SNOOZE_S_MIN: Final = 0.5
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """End the job as cancelled: there is nothing (any more) to do."""
+    """End the job as cancelled, because there is nothing (more) to do."""
 
     reason: str = ""
 
@@ -32,12 +32,12 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """End the job as a dead letter now, whatever attempts are left; of a run, after its undos: another try is no use."""
+    """End the job as a dead letter now, even if attempts are left; a run ends after its undos."""
 
     reason: str
 
     def __post_init__(self) -> None:
-        """Check the reason, which is what the trail will show.
+        """Check the reason, which the job's history will show.
 
         Raises: ConfigurationError.
         """
@@ -48,12 +48,12 @@ class Fail(msgspec.Struct, frozen=True):
 class Retry(msgspec.Struct, frozen=True):
     """End this attempt as failed without an exception, and let the job be tried again while attempts are left."""
 
-    delay_s: float | None = None  #: None: as the task's backoff says
+    delay_s: float | None = None  #: None: by the task's backoff
     reason: str = "the task asked to be retried"
-    priority: Priority | None = None  #: of the next dispatch; None: as before
+    priority: Priority | None = None  #: priority of the next dispatch; None: as before
 
     def __post_init__(self) -> None:
-        """Check every value; a reason is required, since it is what the trail will show.
+        """Check every value; a reason is required, since the job's history will show it.
 
         Raises: ConfigurationError.
         """
@@ -68,10 +68,10 @@ class Retry(msgspec.Struct, frozen=True):
 class Snooze(msgspec.Struct, frozen=True):
     """Run the job again after `delay_s`; this attempt does not count.
 
-    No attempt is spent, so nothing else would end a job that always snoozes: half a second passes at the least.
+    No attempt is used up, so a job could snooze for ever: at least half a second passes each time.
     """
 
-    delay_s: float  #: seconds; fewer than `SNOOZE_S_MIN` wait that long
+    delay_s: float  #: seconds, at least `SNOOZE_S_MIN`; a smaller number counts as that
 
     def __post_init__(self) -> None:
         """Check the delay.
@@ -81,7 +81,7 @@ class Snooze(msgspec.Struct, frozen=True):
         check_delay("Snooze's delay_s", self.delay_s)
 
 
-#: What a task may return instead of a result.
+#: The values that a task may return instead of a result.
 Wish = Cancel | Fail | Retry | Snooze
 WISHES: Final = (Cancel, Fail, Retry, Snooze)
 
@@ -98,7 +98,7 @@ def _check_said(wish: str, reason: str) -> None:
 
 
 def check_delay(what: str, delay_s: object) -> None:
-    """Refuse what is no delay.
+    """Refuse a value that is no delay.
 
     Raises: ConfigurationError for anything but a number of seconds from 0 to ten years.
     """
@@ -114,9 +114,10 @@ def check_delay(what: str, delay_s: object) -> None:
 
 
 def moment_of(run_at: datetime | None, delay_s: float | None, now: datetime) -> datetime:
-    """Return the moment that a caller names, by itself or as a number of seconds from now.
+    """Return the moment that a caller gives, as a time or as a number of seconds from now.
 
-    Raises: ConfigurationError where none or both are given, or the delay is bad; InvalidInputError for one after 9999.
+    Raises: ConfigurationError if none or both are given, or the delay is invalid; InvalidInputError for a moment after
+    9999.
     """
     if (run_at is None) == (delay_s is None):
         raise ConfigurationError("give run_at or delay_s, one of the two")

@@ -1,4 +1,4 @@
-"""Whose data a job holds, as its options say it or make it of the input. Pure."""
+"""The owner of a job's data, from its options or from a template and the input. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobledger.ledger.templates import filled
 
 
 def owner_named(task: Kind, options: Options, text: bytes) -> str:
-    """Return the owner that a job's options name, or that they make of its input; "" without one.
+    """Return the owner in a job's options, with a template filled from the input; "" without one.
 
     Raises: InvalidInputError.
     """

@@ -1,4 +1,4 @@
-"""What the verbs on jobs stand on: protocols, which a connected `Ledger` satisfies and so may one in memory."""
+"""The protocols that verbs on jobs need; a connected `Ledger` satisfies them, and a ledger in memory may, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobledger.ledger.throttle import Throttle
 
 
 class Values(Protocol):
-    """Where large values lie; see `Payloads`."""
+    """A store of large values; see `Payloads`."""
 
     def fits_inline(self, text: bytes, *, what: str, of_group: bool = False) -> bool:
         """Return whether an event can carry the value itself."""
@@ -28,7 +28,7 @@ class Values(Protocol):
     async def put(
         self, text: bytes, *, what: str, key: str, of_group: bool = False
     ) -> tuple[msgspec.Raw, PayloadRef | None]:
-        """Return what an event is to carry; `key` names the key that seals the value, "": none does."""
+        """Return the value, or a reference to it, for an event; `key` names the key that seals the value, "": none."""
         ...
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None, *, key: str) -> bytes:
@@ -39,10 +39,10 @@ class Values(Protocol):
 class JobHints(Protocol):
     """The hints about what happens to jobs; see `Hints`."""
 
-    inbox: str  #: where this process is told that its jobs have ended
+    inbox: str  #: token of the inbox in which this process hears that its jobs have ended
 
     def watch(self, ref: JobRef) -> AbstractContextManager[asyncio.Event]:
-        """Give an event that is set when a hint about the job arrives."""
+        """Yield an event that is set when a hint about the job arrives."""
         ...
 
     def tell_cancel(self, ref: JobRef) -> None:
@@ -55,50 +55,50 @@ class JobHints(Protocol):
 
 
 class Client(Writer, Protocol):
-    """One client of a ledger, as its handles and its enqueuer use it."""
+    """The client of a ledger that its handles and its enqueuer use."""
 
     @property
     def form(self) -> int:
-        """Up to which form it appends events."""
+        """The highest form of events that it appends."""
         ...
 
     @property
     def hints(self) -> JobHints:
-        """Who is told early."""
+        """The hints to other processes."""
         ...
 
     @property
     def inputs(self) -> Values:
-        """Where large inputs lie."""
+        """The store of large inputs."""
         ...
 
     @property
     def results(self) -> Values:
-        """Where large results lie."""
+        """The store of large results."""
         ...
 
     @property
     def keys(self) -> KeyHolder:
-        """Who has the keys of owners."""
+        """The holder of the keys of owners."""
         ...
 
     @property
     def code_limits(self) -> CodeLimits:
-        """What the application's code defines of limits."""
+        """The limits that the application's code defines."""
         ...
 
     @property
     def throttle(self) -> Throttle | None:
-        """Lets new jobs through while the ledger has room; None where nobody limits it."""
+        """The throttle that lets new jobs through while the ledger has room; None: no throttle."""
         ...
 
     async def read_logs(self, ref: JobRef, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the tasks of a job logged."""
+        """Return the logs of a job's attempts."""
         ...
 
 
 class NamesJob(Protocol):
-    """What stands for one job, such as a handle."""
+    """An object that stands for one job, such as a handle."""
 
     @property
     def ref(self) -> JobRef:
@@ -111,9 +111,9 @@ AnyJob = str | JobRef | NamesJob
 
 
 def job_name(job: AnyJob, queue: str | None) -> tuple[str, str | None]:
-    """Return a job's id, and its queue where it is known.
+    """Return a job's id, and its queue if it is known.
 
-    Raises: InvalidTokenError; InvalidInputError for what names no job, and for a second, different queue.
+    Raises: InvalidTokenError; InvalidInputError for a value that names no job, and for a second, different queue.
     """
     if isinstance(job, str):
         return check_token("job id", job), None if queue is None else check_token("queue", queue)

@@ -1,7 +1,7 @@
-"""How long an application's call waits for the server, and what it says when that is silent.
+"""The limit of an application's call that waits for the server, and its error when the server is silent.
 
-For the verbs of `Ledger` and `JobHandle`, which somebody waits for: a request, a command. Workers and reactors have more
-patience, and say so themselves (`append_timeout_s`).
+For the verbs of `Ledger` and `JobHandle`, for which somebody waits: a request, a command. Workers and reactors have a
+longer limit of their own (`append_timeout_s`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 # `asyncio.timeout` makes a timer for each wait and takes it back, which costs every call of an application about 5 us. All
 # waits of one `Deadlines` may last equally long, so whichever began first ends first, and a timer for that one is enough.
 
-#: uvloop counts milliseconds: a timer may fire by so much too early, and one that is set for less fires at once.
+#: uvloop counts milliseconds: a timer may fire this much too early, and a shorter one fires at once.
 _ROUNDED_S: Final = 0.001
 
 
@@ -36,13 +36,13 @@ class Deadlines:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, *, is_single: bool = False) -> None:
-        """Begin no timer before the first wait. `is_single`: there is only one wait, and its end cancels the timer."""
+        """Begin without a timer. `is_single`: there is only one wait, and its end cancels the timer."""
         self.loop = loop
         self.limit_s = limit_s
         self._is_single = is_single
         self._waits: dict[
             Deadline | asyncio.Future[Any], float
-        ] = {}  # by when each ends; the one that ends first is the first
+        ] = {}  # the time limit of each wait, in the order of these limits
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, wait: Deadline | asyncio.Future[Any]) -> None:
@@ -84,7 +84,7 @@ class Deadline:
     __slots__ = ("_among", "_cancelling", "_task", "has_expired")
 
     def __init__(self, among: Deadlines) -> None:
-        """`among`: the waits that it is one of, which know the limit."""
+        """`among`: the group of waits, which has the limit."""
         self._among = among
         self.has_expired = False
 
@@ -103,7 +103,7 @@ class Deadline:
         """End. Raises: TimeoutError."""
         if not self.has_expired:
             self._among.end(self)
-        # As `asyncio.timeout` does it: more cancels than ours are somebody else's, and go on.
+        # As in `asyncio.timeout`: further cancellations are somebody else's, and go on.
         elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -126,7 +126,7 @@ class Patience:
         self._deadlines: Deadlines | None = None
 
     async def read(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Await what changes no job; one of several servers is asked again while they elect a leader.
+        """Await work that changes no job; on a cluster it is repeated while the servers elect a leader.
 
         Raises: ServerUnreachableError at the limit, and what `work` raises.
         """
@@ -153,9 +153,9 @@ class Patience:
             raise ServerUnreachableError(message) from error
 
     def deadlines(self) -> Deadlines | None:
-        """Return the waits that an append which is sent now is one of; None where nothing can be sent at this moment.
+        """Return the group of waits for an append that is sent now; None if nothing can be sent at this moment.
 
-        Who has none calls `append`, which waits for a connection.
+        A caller that gets None calls `append`, which waits for a connection.
 
         Raises: as `Connection.require_here`.
         """
@@ -173,13 +173,13 @@ class Patience:
     async def append(
         self, work: Callable[[], Awaitable[R]], *, job_id: str, doing: str, ends_at: float | None = None
     ) -> R:
-        """Await what may append an event to a job; `doing` says what, as in "was cancelled".
+        """Await work that may append an event to a job; `doing` is its effect in words, such as "was cancelled".
 
-        Without a connection nothing is begun, so that the caller learns for sure that nothing was changed. `ends_at`: by the
-        loop's clock, where the wait began earlier; None: now.
+        Without a connection nothing is begun, so that the caller learns for sure that nothing was changed. `ends_at`:
+        the end by the loop's clock, if the wait began earlier; None: it begins now.
 
-        Raises: ServerUnreachableError when there was no connection, AppendOutcomeUnknownError when there was one and no
-            answer, both at the limit; what `work` raises.
+        Raises: at the limit ServerUnreachableError without a connection, AppendOutcomeUnknownError with a connection
+        but no answer; the errors of `work`.
         """
         connection = self._require_here()
         waits = self._waits(connection)
@@ -191,7 +191,7 @@ class Patience:
         try:
             with limit:
                 return await work()
-        except AppendOutcomeUnknownError as error:  # the log itself was to wait no longer
+        except AppendOutcomeUnknownError as error:  # the log's own limit was reached
             error.job_id = job_id
             raise
         except TimeoutError as error:
@@ -205,14 +205,14 @@ class Patience:
         return self._connection
 
     def _waits(self, connection: Connection | None) -> Deadlines:
-        # Each look for the running loop is a system call, and this is the way of every lone enqueue and read.
+        # Each look for the running loop is a system call, and every single enqueue and read comes here.
         loop = asyncio.get_running_loop() if connection is None else connection.loop
         if self._deadlines is None or self._deadlines.loop is not loop:
             self._deadlines = Deadlines(loop, self._limit_s)
         return self._deadlines
 
     async def _await_connection(self, connection: Connection) -> float:
-        """Return how many seconds of the limit are left then. Raises: ServerUnreachableError where none are."""
+        """Return how many seconds of the limit are left once connected. Raises: ServerUnreachableError if none are."""
         ends_at = connection.loop.time() + self._limit_s
         try:
             await connection.wait_connected(self._limit_s)

@@ -1,4 +1,4 @@
-"""What a person does to a queue: pause it and resume it. The ledger records it; then consumers and workers are told."""
+"""A person's acts on a queue: pause and resume. The ledger records them; then consumers and workers are told."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jobledger.ledger.nats.hints import Hints
 
 
 class Client(Writer, Protocol):
-    """What pausing needs of a ledger's client."""
+    """The part of a ledger's client that a pause needs."""
 
     hints: Hints
 
     async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
-        """Have the server do what the ledger says of a queue."""
+        """Apply a queue's state in the ledger to the server's consumers."""
         ...
 
 
 async def change_queue(client: Client, queue: str, command: QueueCommand, *, by: str) -> QueueState:
-    """Record what follows from a command, and have the server and the workers do it; return the queue after that.
+    """Record the event of a command, and apply it at the server and the workers; return the queue after that.
 
     Raises: as `Ledger.pause_queue` and `resume_queue`.
     """

@@ -1,7 +1,7 @@
-"""Leases of readers: whatever reads the ledger for long says which release it is, and up to which form it reads.
+"""Leases of readers: a process that reads the ledger for long announces its release, and its highest form.
 
-So the end of an upgrade is refused while an earlier one of them lives. A reader holds nothing that somebody could take
-over: it reads on without a lease, and nobody waits for one. Source: ADR 057.
+So the end of an upgrade is refused while a reader of an earlier release lives. A reader has nothing to take over:
+without a lease it reads on, and nobody waits for its lease. Source: ADR 057.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("jobledger.lease")
 _AGAIN_S: Final = 5.0
 _FAREWELL_S: Final = 1.0
 
-#: What reads a ledger for long.
+#: The kinds of processes that read a ledger for long.
 Reader = Literal["projector", "gateway", "exporter", "sealer", "subscription"]
 
 
@@ -35,7 +35,7 @@ class ReaderLeases:
     """The leases of one client's readers: one for each kind, however many of that kind there are."""
 
     def __init__(self, leases: Leases, clock: Clock, outage: Outage) -> None:
-        """Take nothing yet."""
+        """Begin without a lease."""
         self._leases = leases
         self._clock = clock
         self._outage = outage
@@ -46,7 +46,7 @@ class ReaderLeases:
 
     @contextlib.asynccontextmanager
     async def held(self, reader: Reader) -> AsyncGenerator[None, None]:
-        """Have a lease for the length of a block."""
+        """Hold a lease for the length of a block."""
         self.begin(reader)
         try:
             yield
@@ -67,7 +67,7 @@ class ReaderLeases:
             await self._end(reader)
 
     async def close(self) -> None:
-        """Give back what is still held, while the connection is there."""
+        """Give back the held leases, while the connection is there."""
         self._is_closed = True
         for reader in list(self._keeping):
             await self._end(reader)

@@ -1,4 +1,4 @@
-"""Sending signals to runs, checked by what workers announced. What a signal is in an application's code: `runs.signals`."""
+"""Signals sent to runs, checked by announcements of workers; `runs.signals` has those of application code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AnySignal(Protocol[T_contra]):
 
 
 class SignalClient(Client, Protocol):
-    """A client that knows what workers announced."""
+    """A client that knows the announcements of workers."""
 
     @property
     def announced(self) -> AnnouncedTasks:
@@ -58,12 +58,12 @@ class SignalClient(Client, Protocol):
 
 
 def takes_signals(job: Job) -> bool:
-    """Return whether a job can be sent a signal: it would not be refused, whatever its name."""
+    """Return whether a job can be sent a signal of any name."""
     return not (job.is_final or is_own_queue(job.queue) or len(job.signals) >= SIGNALS_MAX)
 
 
 async def announced_workflow(client: SignalClient, task: str, version: str) -> AnnouncedTask | None:
-    """Return the workflow of a run as workers announced it; None where they announced none, or another version last.
+    """Return the announced workflow of a run; None if none was announced, or another version last.
 
     Raises: UnreachableError.
     """
@@ -71,7 +71,7 @@ async def announced_workflow(client: SignalClient, task: str, version: str) -> A
 
     try:
         found = await find_announced(client.patience, client.announced, task, unknown_ok=True)
-    except PermissionRefusedError:  # the client may only send signals: the wait checks the value
+    except PermissionRefusedError:  # the client may only send signals: then the wait checks the value
         return None
     return found if found.is_known and found.version == version else None
 
@@ -79,7 +79,7 @@ async def announced_workflow(client: SignalClient, task: str, version: str) -> A
 async def check_signal(client: SignalClient, task: str, version: str, name: str, value: bytes) -> None:
     """Refuse a value, JSON text, that no wait of a workflow for a signal of that name can read.
 
-    A signal that no worker announced is let through: then the wait refuses a wrong value, and the run waits on.
+    A signal that no worker announced passes: then the wait refuses a wrong value, and the run waits on.
 
     Raises: InvalidInputError, UnreachableError.
     """
@@ -124,13 +124,13 @@ async def give_signal(
 
 
 async def _begun(client: Client, ref: JobRef, begin: Callable[[], Awaitable[Any]]) -> JobView:
-    """Begin a run that was missing, and return it: it says whether its values are sealed, and under which key.
+    """Begin a missing run, and return it, since it tells whether values are sealed, and under which key.
 
     Raises: as `begin`; UnreachableError.
     """
     for look in range(_LOOKS_MAX):
         await asyncio.sleep(_LAG_S * look)
-        await begin()  # leaves a run that exists as it is
+        await begin()  # an existing run does not change
         view = await client.patience.read(lambda: load(client.log, ref))
         if view.job is not None:
             return view
@@ -142,7 +142,7 @@ async def send(
 ) -> bool:
     """Record a signal whose value is stored; return False if the run already has a signal of that id.
 
-    `known`: the run as it was read a moment ago, which saves a read.
+    `known`: the run read a moment ago, which saves a read.
 
     Raises: UnknownSignalError for a run that has ended, JobNotFoundError, UnreachableError.
     """

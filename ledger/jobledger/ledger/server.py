@@ -1,7 +1,7 @@
 """The embedded nats-server: a child process with the project's own nats.conf, for one machine and for tests.
 
-Here are the life of the child, the configuration derived for it and the promise that no process outlives us.
-Connecting to it is `client.py`. Nothing of the environment is read but the search path for the binary.
+This module runs the child, derives its configuration, and ensures that no process outlives us. `client.py` connects to
+it. Of the environment only the search path for the binary is read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SYNC_INTERVAL: Final[dict[Durability, str]] = {"power": "always", "process": '"
 _POLL_S: Final = 0.01
 _WAIT_POLL_S: Final = 0.1
 _KILL_LIMIT_S: Final = 5.0  #: SIGKILL needs milliseconds; a process that is still there hangs in the kernel
-_LOCK_WAIT_S: Final = 1.0  #: how long the server of a parent that was just killed may take to go
+_LOCK_WAIT_S: Final = 1.0  #: how long the server of a just killed parent may take to end
 _LOG_BYTES_MAX: Final = 8 * 1024 * 1024  #: a longer log is put aside at the next start; one old log is kept
 _LOG_READ_MAX: Final = 256 * 1024
 _HOLDER_BYTES_MAX: Final = 200
@@ -54,7 +54,8 @@ _READY: Final = b"Server is ready"
 _RESTORES: Final = b"Starting restore for stream"
 
 # The sidecar: told the pid by its first line, it waits for the second. A line means that the server has ended; the end
-# of the pipe without one means that we died, so the server has to go: TERM, 5 s for the store to be closed, KILL.
+# of the pipe without a line means that we died, so the sidecar ends the server: TERM, 5 s for the store to be closed,
+# KILL.
 _SIDECAR: Final = """
 read -r pid || exit 0
 read -r _ && exit 0
@@ -89,9 +90,9 @@ class EmbeddedServer:
     on the same ports and the same store. It belongs to no event loop: it may be started in one and stopped in
     another.
 
-    The child gets a session of its own, so Ctrl-C in a terminal reaches only us and we stop in order. When we
-    are killed ourselves, a sidecar ends the child. (The sidecar watches a pipe that is closed on exec; a
-    child made by a bare fork, without exec, keeps it open, and the server then lives as long as that child.)
+    The child has a session of its own, so Ctrl-C in a terminal reaches only us, and we stop in order. If we are
+    killed, a sidecar ends the child. (The sidecar watches a pipe that is closed on exec; a child made by a bare fork,
+    without exec, keeps it open, and the server then lives as long as that child.)
     """
 
     def __init__(
@@ -112,15 +113,15 @@ class EmbeddedServer:
         `directory`: holds store, configuration, log and lock; made when missing. `port`, `monitor_port`: 0 takes a free
         one, kept over restarts; `monitor_port=None` turns monitoring off. `max_file_store_bytes`: the quota of all
         streams; None leaves that of nats.conf. `binary`: a path or a name on the search path; None looks beside the
-        running Python first. `ready_timeout_s`: how long a start may take; `restore_timeout_s`: how long one may take
-        that reads what a large store holds.
+        running Python first. `ready_timeout_s`: how long a start may take; `restore_timeout_s`: how long a start may
+        take that reads a large store.
 
         Raises: ConfigurationError for an invalid host, or a port outside 0 to 65535.
         """
         _check_place(host, port, monitor_port)
         self.directory: Final = Path(directory).absolute()
         self.host: Final = host
-        self.port = port  #: 0 until the first start when a free one was asked for
+        self.port = port  #: 0 until the first start, if a free port was asked for
         self.monitor_port = monitor_port  #: as `port`; None: off
         self.durability: Final[Durability] = durability
         self.log_path: Final = self.directory / "nats-server.log"
@@ -149,7 +150,7 @@ class EmbeddedServer:
 
     @property
     def returncode(self) -> int | None:
-        """How the last child ended, negative for a signal; None while it runs and before the first start."""
+        """The return code of the last child, negative for a signal; None while it runs and before the first start."""
         code = None if self._child is None else self._child.poll()
         if code is not None:
             self._dismiss_sidecar()
@@ -205,16 +206,16 @@ class EmbeddedServer:
         try:
             self._adopt_ports(await self._ready(log_start))
             _write(self._lock_path, f"pid {self.pid} at {self.url}\n")
-        except BaseException:  # also when cancelled: a half-started server must not stay
+        except BaseException:  # also when cancelled: no half-started server must be left
             self._kill()
             raise
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
-        """End the child: SIGTERM, and SIGKILL when it is still there after `grace_s`. Does nothing when it has ended.
+        """End the child: SIGTERM, and SIGKILL if it still runs after `grace_s`. Does nothing if it has ended.
 
         Returns after at most `grace_s` and a few seconds; not cut short by cancellation.
         """
-        # Shielded: leaving half-way would leave the store to a process that nobody waits for. Bounded by both limits.
+        # Shielded: a stop half-way would leave the store to a process that nobody waits for. Both limits bound it.
         with anyio.CancelScope(shield=True):
             if self._child is not None and self.alive:
                 self._child.terminate()
@@ -239,7 +240,7 @@ class EmbeddedServer:
         return self.directory / "embedded.lock"
 
     async def _lock(self) -> IO[bytes]:
-        """Take the directory; an orphan of a parent that was just killed gets a moment to leave."""
+        """Lock the directory; the server of a just killed parent gets a moment to end."""
         with anyio.move_on_after(_LOCK_WAIT_S):
             while True:
                 lock = _try_lock(self._lock_path)
@@ -254,7 +255,7 @@ class EmbeddedServer:
         )
 
     def _spawn(self, binary: str, lock: IO[bytes]) -> int:
-        """Start sidecar and child; return the log's length before, where this start's lines begin."""
+        """Start sidecar and child; return the earlier length of the log, at which the lines of this start begin."""
         self._dismiss_sidecar()
         _write(self.configuration_path, self._configuration())
         if self.log_path.exists() and self.log_path.stat().st_size > _LOG_BYTES_MAX:
@@ -297,7 +298,7 @@ class EmbeddedServer:
         """
         began, limit_s = anyio.current_time(), self._ready_timeout_s
         while True:
-            # Ask for the end before reading: what a child wrote before it ended is then surely read.
+            # Check for the end before reading: then all that the child wrote before its end is surely read.
             ended = not self.alive
             log = _read_from(self.log_path, log_start)
             if _READY in log:
@@ -347,7 +348,7 @@ class EmbeddedServer:
         return " | ".join(fatal or lines) or "(the log is empty)"
 
     def _adopt_ports(self, log: bytes) -> None:
-        """Keep the ports that were taken, so that clients find a restarted server where it was."""
+        """Keep the ports in use, so that clients find a restarted server at the same address."""
         self.port = _port_in(log, b"Listening for client connections on")
         if self.monitor_port is not None:
             self.monitor_port = _port_in(log, b"Starting http monitor on")
@@ -437,7 +438,7 @@ def _try_lock(path: Path) -> IO[bytes] | None:
 
 
 def _replace(text: str, key: str, value: str | None) -> str:
-    """Give the one line that sets `key` another value; None turns the line into a comment."""
+    """Replace the value in the one line that sets `key`; None turns the line into a comment."""
     line = f"# {key}: off" if value is None else f"{key}: {value}"
     new, count = re.subn(rf"^([ \t]*){re.escape(key)}:.*$", lambda m: m[1] + line, text, flags=re.MULTILINE)
     if count != 1:

@@ -1,4 +1,4 @@
-"""A task's input and result as types: read from its annotations, and checked on the way into and out of JSON."""
+"""The types of a task's input and result: read from its annotations, and checked on the way to and from JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from jobledger.ledger.model.foreign_types import (
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.outcome import WISHES
 
-#: What decoding raises for a text that is not of the wanted type.
+#: The errors of a decoder for a text of another type than wanted.
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
 #: Return annotations that promise nothing about a result.
 _NO_PROMISE: Final = (inspect.Signature.empty, object, Never, NoReturn)
@@ -45,7 +45,7 @@ class ReadsInput(Protocol):
 
     @property
     def what(self) -> str:
-        """What an error calls it."""
+        """The name of the input in errors."""
         ...
 
     def decode(self, text: bytes | msgspec.Raw) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class ReadsInput(Protocol):
         ...
 
     def read_result(self, text: bytes, job_id: str) -> Any:
-        """Return a result as the task promises it."""
+        """Return a result in the type that the task promises."""
         ...
 
 
@@ -61,7 +61,7 @@ class GivenByWorker:
     """The base class of values that a worker passes to a task: a parameter of such a type is not part of the input."""
 
     __slots__ = ()
-    #: Whether only a run has it.
+    #: Whether only runs have such a parameter.
     is_of_runs: ClassVar[bool] = False
 
 
@@ -69,9 +69,9 @@ class TaskSignature:
     """The types of a task: its input, a JSON object of exactly its parameters, and its result."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
-        """Raises: TaskDefinitionError for what JSON cannot hold, and for an annotation that cannot be resolved."""
+        """Raises: TaskDefinitionError for a type that JSON cannot hold, and an annotation that cannot be resolved."""
         self._task_name = name
-        self.what: Final = f"input of task {name}"  #: as an error calls it
+        self.what: Final = f"input of task {name}"  #: name of the input in errors
         parameters, hints = _parameters(function, name)
         self.context_parameter = next((p.name for p in parameters if _given(hints.get(p.name))), None)
         #: The type of that parameter.
@@ -124,7 +124,7 @@ class TaskSignature:
         return {p.name: p.default for p in self._parameters if p.default is not p.empty}
 
     def check_known(self, named: Mapping[str, Any], late: Collection[str]) -> dict[str, Any]:
-        """Return an input as JSON values after checking it, but for the arguments in `late`, whose values come later.
+        """Check an input, except the arguments in `late`, whose values come later; return it as JSON values.
 
         Raises: InvalidInputError with the task, the parameter and what is wrong.
         """
@@ -170,14 +170,14 @@ class TaskSignature:
             raise InvalidInputError(message) from error
 
     def json_schema(self) -> Any:
-        """Return the JSON Schema of the input; True, which lets anything through, where a type's own code fails."""
+        """Return the JSON Schema of the input; True, which lets anything through, if a type's own code fails."""
         schema = schema_of_type(self._struct)
         if schema is not True:
             self._tell_defaults(schema)
         return schema
 
     def _tell_defaults(self, schema: Any) -> None:
-        """Add the defaults to the properties: the types know that there are some, and not which."""
+        """Add the defaults to the properties, since the types do not have their values."""
         properties = schema["$defs"][schema["$ref"].rpartition("/")[2]]["properties"]
         for name, value in self.defaults.items():
             with contextlib.suppress(Exception):  # JSON cannot hold this default: it is left out
@@ -188,7 +188,7 @@ class TaskSignature:
                 )
 
     def read_result(self, text: bytes, job_id: str) -> Any:
-        """Return a result as the task's return annotation says; without one as plain JSON values.
+        """Return a result in the type of the task's return annotation; without one as plain JSON values.
 
         Raises: ResultMismatchError.
         """
@@ -206,7 +206,7 @@ class TaskSignature:
 
 
 def schema_of_type(kind: Any) -> Any:
-    """Return the JSON Schema of a type; True, which lets anything through, where a type's own code fails."""
+    """Return the JSON Schema of a type; True, which lets anything through, if a type's own code fails."""
     definitions: dict[str, Any] = {}
     try:
         schema = msgspec.json.schema(
@@ -219,7 +219,7 @@ def schema_of_type(kind: Any) -> Any:
 
 
 def check_names(task: str, names: Sequence[str], optional: Collection[str], named: Collection[str]) -> None:
-    """Refuse arguments that a task does not have, and what it lacks. Raises: InvalidInputError."""
+    """Refuse unknown and missing arguments of a task. Raises: InvalidInputError."""
     unknown = sorted(set(named) - set(names))
     missing = [name for name in names if name not in named and name not in optional]
     if unknown or missing:
@@ -242,7 +242,7 @@ def parse_words(task: str, types: Mapping[str, Any], words: Mapping[str, str]) -
 def _parse_word(task: str, name: str, wanted: Any, word: str) -> Any:
     if wanted is Any:
         return _json_or_text(word)
-    # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
+    # Lax conversion reads numbers, booleans and dates from text; structured values are read as JSON.
     with contextlib.suppress(*UNREADABLE):
         found = msgspec.convert(word, wanted, strict=False, dec_hook=from_builtin)
         return msgspec.to_builtins(found, enc_hook=to_builtin)
@@ -265,7 +265,7 @@ def _type_name(wanted: Any) -> str:
 
 
 def result_decoder(returned: Any, what: str) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of the results of a task or step; the outcomes that it may return instead are not among them.
+    """Return a decoder of the results of a task or step, without the outcomes that it may return instead.
 
     Raises: TaskDefinitionError for a type that JSON cannot hold.
     """
@@ -284,7 +284,7 @@ def result_decoder(returned: Any, what: str) -> msgspec.json.Decoder[Any]:
 
 
 def _refuse_foreign(wanted: Any, what: str) -> None:
-    """Raise TaskDefinitionError if a type, or one inside of it, is none that JSON can hold."""
+    """Raise TaskDefinitionError for a type that JSON cannot hold, itself or a part of it."""
     for foreign in _foreign_types(msgspec.inspect.type_info(wanted), set()):
         inside = "is" if foreign is wanted else "holds"
         advice = (
@@ -296,7 +296,7 @@ def _refuse_foreign(wanted: Any, what: str) -> None:
 
 
 def _foreign_types(node: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield every class in a type that cannot be written and read; `object` is anything, and so as good as Any."""
+    """Yield every class in a type that cannot be written and read; `object` counts as Any."""
     if isinstance(node, tuple):
         for each in node:  # pyright: ignore[reportUnknownVariableType] # nodes and fields
             yield from _foreign_types(each, seen)
@@ -326,7 +326,9 @@ def _is_plain(node: msgspec.inspect.Type) -> bool:
         return _is_plain(node.item_type)
     if isinstance(node, msgspec.inspect.DictType):
         return isinstance(node.key_type, msgspec.inspect.StrType) and _is_plain(node.value_type)
-    if isinstance(node, msgspec.inspect.UnionType):  # with None, since others may be read as one or the other
+    if isinstance(
+        node, msgspec.inspect.UnionType
+    ):  # only with None, since other unions could be read as several types
         kinds = [each for each in node.types if not isinstance(each, msgspec.inspect.NoneType)]
         return len(kinds) == 1 and _is_plain(kinds[0])
     return isinstance(node, _PLAIN)
@@ -353,7 +355,7 @@ def _parameters(
 
 
 def _given(hint: Any) -> type[GivenByWorker] | None:
-    """Return which type of what workers give an annotation names, if it names one."""
+    """Return the type in an annotation, if it is one that workers pass."""
     for each in (hint, *get_args(hint)):
         if isinstance(each, type) and issubclass(each, GivenByWorker):
             return each

@@ -1,7 +1,7 @@
 """The ledger for blocking code (Django, Flask, scripts): the same verbs through one thread that runs the loop.
 
-Not a second implementation: each call is carried to the asynchronous `Ledger` and waits for its answer. How threads,
-forked processes and the interpreter's end are dealt with is in `loop_thread`.
+Not a second implementation: each call runs in the asynchronous `Ledger`, and the caller waits for its answer.
+`loop_thread` handles threads, forked processes and the interpreter's end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Caller(Protocol):
-    """What runs the asynchronous verbs in a loop, for code that blocks; see `LoopThread`."""
+    """The runner of asynchronous verbs in a loop, for code that blocks; see `LoopThread`."""
 
     def start(self, verb: Callable[[client.Ledger], Awaitable[R]]) -> concurrent.futures.Future[R]:
         """Begin a call."""
@@ -67,11 +67,11 @@ class Caller(Protocol):
         ...
 
     def give_back(self, verb: Callable[[client.Ledger], Awaitable[R]]) -> R:
-        """Run a verb that lets go of something, also where others are no longer begun."""
+        """Run a verb that gives something back, even if no others are begun any more."""
         ...
 
     def close(self) -> None:
-        """End what this opened."""
+        """Close the opened object."""
         ...
 
 
@@ -84,8 +84,8 @@ class JobHandle(Generic[R_co]):
         self.ref = asynchronous.ref
         self.id = asynchronous.id
         self.queue = asynchronous.queue
-        self.created = asynchronous.created  #: whether this very call made the job
-        self.sequence = asynchronous.sequence  #: stream sequence of the event that made it
+        self.created = asynchronous.created  #: whether the call that returned this handle made the job
+        self.sequence = asynchronous.sequence  #: stream sequence of the job's first event
 
     def __repr__(self) -> str:
         """Show id and queue."""
@@ -108,11 +108,11 @@ class JobHandle(Generic[R_co]):
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).wait(timeout_s=timeout_s))
 
     def progress(self) -> Progress | None:
-        """Return how far the job's newest attempt last said it is; None: it said nothing."""
+        """Return the newest progress of the job's newest attempt; None: none was reported."""
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).progress())
 
     def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the job's attempts logged, as far as it is kept. See `handle.JobHandle.logs`."""
+        """Return the log lines of the job's attempts that are kept. See `handle.JobHandle.logs`."""
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).logs(attempt=attempt, step=step))
 
     def cancel(self, *, reason: str = "", by: str = "") -> Job:
@@ -120,7 +120,7 @@ class JobHandle(Generic[R_co]):
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).cancel(reason=reason, by=by))
 
     def retry(self, *, reason: str = "", by: str = "") -> Job:
-        """Let a waiting job wait no longer, give a dead letter one more attempt. See `handle.JobHandle.retry`."""
+        """Queue a job that waits for a time, give a dead letter one more attempt. See `handle.JobHandle.retry`."""
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).retry(reason=reason, by=by))
 
     def reschedule(
@@ -131,7 +131,7 @@ class JobHandle(Generic[R_co]):
         reason: str = "",
         by: str = "",
     ) -> Job:
-        """Give a job that waits for a time another one. See `handle.JobHandle.reschedule`."""
+        """Change the time of a job that waits for one. See `handle.JobHandle.reschedule`."""
         return self._caller.call(
             lambda ledger: ledger.handle_of(self.ref).reschedule(
                 run_at=run_at, delay_s=delay_s, reason=reason, by=by
@@ -139,7 +139,7 @@ class JobHandle(Generic[R_co]):
         )
 
     def result(self, *, timeout_s: float | None = None) -> R_co:
-        """Wait for the end and return what the task returned, as its return annotation says."""
+        """Wait for the end and return the task's result, in the type of its return annotation."""
         found = self._caller.call(
             lambda ledger: ledger.handle_of(self.ref, reader=self._reader).result(timeout_s=timeout_s)
         )
@@ -193,7 +193,7 @@ class Ledger:
     """A connection for blocking code, usable from all threads; made by `connect`.
 
     As a block (`with`) it is closed at the end; else by `close`, or at the interpreter's end. A forked child connects
-    by itself at its first call, and what its parent has is left alone.
+    by itself at its first call, and does not touch its parent's connection.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -202,7 +202,7 @@ class Ledger:
         self.graphs = Graphs(caller)
 
     def close(self) -> None:
-        """Close the connection, within 5 s also where the server does not answer; harmless the second time.
+        """Close the connection, within 5 s even if the server does not answer; harmless the second time.
 
         Calls of other threads have a second to end; after that they raise `LedgerClosedError`, as all later ones do.
         """
@@ -283,7 +283,7 @@ class Ledger:
         )
 
     def do(self, verb: client.Doable[R], *, by: str = "", projection: Path | None = None) -> R:
-        """Do what a verb of `jobledger.admin.verbs` says. See `client.Ledger.do`."""
+        """Perform a verb of `jobledger.admin.verbs`. See `client.Ledger.do`."""
         return self._caller.call(lambda ledger: ledger.do(verb, by=by, projection=projection))
 
     def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
@@ -307,7 +307,7 @@ class Ledger:
         return self._caller.call(lambda ledger: ledger.cancel(job, queue=queue, reason=reason, by=by))
 
     def retry(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
-        """Let a waiting job wait no longer, give a dead letter one more attempt. See `client.Ledger.retry`."""
+        """Queue a job now that waits for a time, or give a dead letter one more attempt. See `client.Ledger.retry`."""
         return self._caller.call(lambda ledger: ledger.retry(job, queue=queue, reason=reason, by=by))
 
     def reschedule(
@@ -320,7 +320,7 @@ class Ledger:
         reason: str = "",
         by: str = "",
     ) -> Job:
-        """Give a job that waits for a time another one. See `client.Ledger.reschedule`."""
+        """Change the time of a job that waits for one. See `client.Ledger.reschedule`."""
         return self._caller.call(
             lambda ledger: ledger.reschedule(
                 job, run_at=run_at, delay_s=delay_s, queue=queue, reason=reason, by=by
@@ -377,7 +377,7 @@ class Ledger:
         by: str = "",
         start: TaskWithInput | None = None,
     ) -> bool:
-        """Send a run a signal; False for an `id` that it was sent before. See `client.Ledger.signal`."""
+        """Send a run a signal; return False if the run had this `id` before. See `client.Ledger.signal`."""
         options: dict[str, Any] = {"id": id, "queue": queue, "by": by, "start": start}
         return self._caller.call(lambda ledger: ledger.signal(job, signal, value, **options))
 
@@ -390,7 +390,7 @@ class Ledger:
         queue: str | None = None,
         **how: Unpack[Rerun],
     ) -> JobHandle[Any]:
-        """Begin a run again as a new job that copies what an earlier one did. See `client.Ledger.rerun`."""
+        """Begin a run again as a new job that copies steps of an earlier run. See `client.Ledger.rerun`."""
         made = self._caller.call(
             lambda ledger: ledger.rerun(run, from_step=from_step, failed=failed, queue=queue, **how)
         )
@@ -405,7 +405,7 @@ class Ledger:
         interrupt: bool = False,
         by: str = "",
     ) -> QueueState:
-        """Give no worker a job of a queue any more. See `client.Ledger.pause_queue`."""
+        """Stop giving workers jobs of a queue. See `client.Ledger.pause_queue`."""
         return self._caller.call(
             lambda ledger: ledger.pause_queue(queue, until=until, reason=reason, interrupt=interrupt, by=by)
         )
@@ -439,7 +439,7 @@ class Ledger:
     ) -> contextlib.AbstractContextManager[HeldLock]:
         """Exclude everybody else who takes the same lock, for the length of the block. See `client.Ledger.lock`.
 
-        A block of blocking code cannot be cancelled: call `check` on what this gives before each step that matters.
+        A block of blocking code cannot be cancelled: call `check` of the lock before each important step.
         """
         return Block(f"{scope}/{lock_id}", self._locked(scope, lock_id, wait_s))
 
@@ -451,14 +451,14 @@ class Ledger:
         )
         try:
             held = wait_for(acquiring)
-        except BaseException:  # Ctrl-C, too: what is taken for nobody is given back
+        except BaseException:  # also Ctrl-C: a lock taken for nobody is given back
             if not acquiring.cancelled() and acquiring.exception() is None:
                 taken = acquiring.result()
                 self._caller.give_back(lambda ledger: ledger.locks.release(taken))
             raise
         try:
             yield held
-        except BaseException:  # Ctrl-C, too: however the block ends, its lock is given back
+        except BaseException:  # also Ctrl-C: however the block ends, its lock is given back
             if held.is_here:
                 with contextlib.suppress(LedgerClosedError):  # closing gave it back; the block's error counts
                     self._caller.give_back(lambda ledger: ledger.locks.release_after_error(held))
@@ -484,7 +484,7 @@ class EventStream:
         return self
 
     def __next__(self) -> StoredEvent:
-        """Wait for the next event; whoever interrupts that gives it back."""
+        """Wait for the next event; if the wait is interrupted, the event is given back."""
         self._require_here()
 
         async def step(_: client.Ledger) -> StoredEvent | None:
@@ -496,7 +496,7 @@ class EventStream:
         return stored
 
     def close(self) -> None:
-        """End it; what a durable subscription was not done with is given back."""
+        """End the stream; unfinished events of a durable subscription are given back."""
         self._require_here()
         self._caller.give_back(lambda _: self._events.aclose())
 

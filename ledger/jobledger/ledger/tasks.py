@@ -1,6 +1,6 @@
 """`Task`, which `@task` makes of a function: its name, options and typed input; and the registry that finds tasks.
 
-Collects no registry behind the user's back: a worker is told modules, and `TaskRegistry` finds the tasks in them.
+There is no hidden global registry: a worker gets modules, and `TaskRegistry` finds the tasks in them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ else:
 
 
 class AnyCallback(Protocol):
-    """A task that is told how a run ended, with options or without."""
+    """A task that gets the end of a run, with options or without."""
 
     @property
     def unpacked(self) -> tuple[Task[..., Any], Options]:
@@ -76,23 +76,23 @@ class AwaitedSignal(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is about."""
+        """Its name."""
         ...
 
     def json_schema(self) -> Any:
-        """Return the JSON Schema of what it says."""
+        """Return the JSON Schema of its value."""
         ...
 
 
 class TaskOptions(OrderOptions, total=False):
-    """How the next job of a task is enqueued; what is left out, or None, is as the task's code says."""
+    """The options of the next enqueue of a task; a missing one, or None, is as in the task's code."""
 
     queue: str | Queue | None
     limits: Iterable[str | Limit]  #: beside those of the task
     unique: Unique | None
     debounce_s: float | None
     max_wait_s: float | None
-    name: str | None  #: for runs and graphs: what the step of `run.call(...)`, or the node, is called
+    name: str | None  #: for runs and graphs: name of the step of `run.call(...)`, or of the node
     by: str | None
 
 
@@ -106,9 +106,9 @@ class Task(Generic[P, R_co]):
     makes_runs: ClassVar[bool] = False
     #: The version of its code, which each run keeps; "": none.
     version: str = ""
-    #: What is enqueued when one of its runs has ended, and after which ends.
+    #: The jobs that are enqueued when one of its runs has ended, and after which ends.
     callbacks: tuple[tuple[Literal["success", "fail"], AnyCallback], ...] = ()
-    #: How many seconds after its first event a run of it is cancelled; None: never.
+    #: Seconds from its first event until a run is cancelled; None: never.
     deadline_s: float | None = None
 
     def __init__(
@@ -155,7 +155,7 @@ class Task(Generic[P, R_co]):
         return self, self.defaults
 
     def with_input(self, *args: P.args, **kwargs: P.kwargs) -> TaskWithInput:
-        """Return the task with an input, for whoever makes a job of it only if it needs one: see `Ledger.signal`.
+        """Return the task with an input, for a call that enqueues the job only if needed: see `Ledger.signal`.
 
         Raises: InvalidInputError for arguments that the task does not take.
         """
@@ -170,7 +170,7 @@ class Task(Generic[P, R_co]):
         return TaskSignature(self.function, self.name)
 
 
-#: What other job systems let a task do.
+#: Methods of tasks in other job systems.
 _OF_OTHERS: Final = frozenset(
     {"apply_async", "defer", "defer_async", "delay", "enqueue", "kiq", "send", "send_with_options"}
 )
@@ -214,12 +214,12 @@ class TaskWithOptions(Generic[P, R_co]):
 
 
 class TaskWithInput:
-    """A job as it would be made: a task, its options and its input; made by `with_input`."""
+    """A job to be made: a task, its options and its input; made by `with_input`."""
 
     def __init__(
         self, task: Task[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        task.signature.encode(args, kwargs)  # refused here, not where the job is made
+        task.signature.encode(args, kwargs)  # a wrong input is refused here, not at the enqueue
         self.args = args
         self.kwargs = kwargs
         self._task = task
@@ -227,18 +227,19 @@ class TaskWithInput:
 
     @property
     def task(self) -> Task[..., Any]:
-        """What the job would run."""
+        """The task of the job."""
         return self._task
 
     @property
     def queue(self) -> str:
-        """Where the job would wait."""
+        """The queue of the job."""
         return self._options.queue
 
     def named(self, job_id: str, by: str = "") -> TaskWithOptions[..., Any]:
-        """Return its task with options for a job of that id; `by`: who asks for it, unless the options say so.
+        """Return its task with options for a job of that id; `by`: the author, unless the options have one.
 
-        Raises: InvalidInputError where it has another id, and where it is unique: another job may then be in its place.
+        Raises: InvalidInputError if the options have another id, and for a unique job, since another job may stand for
+        it.
         """
         options = self._options
         if options.id not in (None, job_id):
@@ -250,7 +251,7 @@ class TaskWithInput:
                 f"task {self._task.name} is unique, so another job may be in the place of {job_id}: give it no "
                 "unique= and no debounce_s="
             )
-        # The job is made where it is missing; one that exists is not made again, whatever it was made with.
+        # The job is made if it is missing; an existing one is not made again, whatever its input is.
         named = msgspec.structs.replace(options, id=job_id, by=options.by or by, on_other_input="keep")
         return TaskWithOptions(self._task, named)
 
@@ -301,8 +302,8 @@ class TaskRegistry:
     def add(self, task: Task[Any, Any]) -> None:
         """Add a task after checking that its signature can be an input.
 
-        Workflows of one name may have several versions: new runs are made with whichever the caller names, and each
-        goes on with the one that it began with.
+        Workflows of one name may have several versions: a new run begins with the version that the caller names, and
+        goes on with it.
 
         Raises: ConfigurationError for a second task of the same name, TaskDefinitionError.
         """
@@ -329,7 +330,7 @@ class TaskRegistry:
             self.add_schedule(task.schedule)
 
     def add_schedule(self, schedule: Schedule) -> None:
-        """Add a schedule after checking that it is whole and that its task takes its input.
+        """Add a schedule after checking that it is complete and that its task takes its input.
 
         Raises: ConfigurationError, also for a second schedule of the same name, InvalidInputError, TaskDefinitionError.
         """
@@ -348,7 +349,7 @@ class TaskRegistry:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What each schedule here says, in short, by its name; see `Schedule.fingerprint`."""
+        """The fingerprint of each schedule here, by its name; see `Schedule.fingerprint`."""
         return {name: schedule.fingerprint for name, schedule in self.schedules.items()}
 
     @property
@@ -414,7 +415,7 @@ def _where(task: Task[Any, Any]) -> str:
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module; one given as a file is found beside itself, as `python file.py` would."""
+    """Import a module; a file can import its neighbours, as with `python file.py`."""
     path = Path(name)
     if path.suffix == ".py":
         if not path.is_file():
@@ -433,7 +434,7 @@ def _import(name: str) -> ModuleType:
             message = f"there is no module {name!r} on the import path: is its name right, and is this the right folder?"
             raise ConfigurationError(message) from error
         raise
-    except SystemExit as error:  # which would end the caller, with 0 as if all were well
+    except SystemExit as error:  # it would end the caller, perhaps with exit code 0
         message = (
             f"module {name!r} called sys.exit({error.code!r}) while it was imported: put what ends a program below "
             '`if __name__ == "__main__":`'

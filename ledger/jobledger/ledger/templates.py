@@ -18,7 +18,7 @@ _FIELD: Final = re.compile(r"\{([^{}]+)\}")
 
 @functools.lru_cache
 def _parts(template: str) -> tuple[str, ...]:
-    """Return the texts around the fields of a template, and in between what each field names."""
+    """Return the texts around the fields of a template, and between them the name in each field."""
     return tuple(_FIELD.split(template))
 
 
@@ -51,7 +51,7 @@ def check_template(what: What, template: object) -> None:
 
 
 def check_owner_option(owner: object) -> None:
-    """Refuse an owner, or a template of one, that no input makes a right one. Raises: ConfigurationError, InvalidInputError."""
+    """Refuse an owner, or a template, that can never be valid. Raises: ConfigurationError, InvalidInputError."""
     if isinstance(owner, str) and ("{" in owner or "}" in owner):
         check_template("owner", owner)
         check_owner(_FIELD.sub("x", owner))
@@ -68,7 +68,7 @@ def check_fields(task: str, what: What, template: str, arguments: Collection[str
 def filled(what: What, template: str, job: KeySource) -> str:
     """Return the id, the tenant or the owner that a template makes of a job.
 
-    Raises: InvalidInputError where the job lacks a value, or has one that cannot be part of it.
+    Raises: InvalidInputError if the job lacks a value, or has one that cannot be part of the name.
     """
     parts = list(_parts(template))
     parts[1::2] = [job.key(f"the {what}", source) for source in parts[1::2]]

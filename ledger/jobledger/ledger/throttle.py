@@ -1,7 +1,8 @@
 """Whether a ledger has room for new jobs: its last tenth is kept for the ends of the jobs that it has already.
 
-A full ledger refuses every event, outcomes and archive runs included, so nothing would get out again. Nobody counts for
-all: each client looks at the server after each thousandth of the ledger that it appended, and at least each second.
+A full ledger refuses every event, also those of outcomes and archive runs, so it could never get room again. There is
+no central count: each client asks the server after each thousandth of the ledger that it appended, and at least each
+second.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from jobledger.ledger.nats.streams import find_stream
 
 logger = logging.getLogger("jobledger.throttle")
 
-#: Shares of a ledger's room. New jobs wait above the first one, claims above the second one; outcomes, what people do
-#: and archive runs go on to the end.
+#: Shares of a ledger's room. New jobs wait above the first one, claims above the second one; outcomes, acts of people
+#: and archive runs go on until the ledger is full.
 ENQUEUE_UP_TO: Final = 0.90
 CLAIM_UP_TO: Final = 0.96
 
-_STEP: Final = 1 / 16  # of what is left below `ENQUEUE_UP_TO`, that a client appends before it looks again
-_STEP_MIN: Final = 0.001  # of the room, likewise
-_AHEAD: Final = (
-    0.002  # of the room, that it appends at most before that look is answered: many clients do so at once
-)
+_STEP: Final = (
+    1 / 16
+)  # share of the room left below `ENQUEUE_UP_TO` that a client appends before its next look
+_STEP_MIN: Final = 0.001  # share of the whole room, likewise
+_AHEAD: Final = 0.002  # share of the room that it appends at most before the answer to that look, since many clients do so at once
 _LOOK_EVERY_S: Final = 1.0
 _LOOK_EVERY_S_MAX: Final = 5.0
-_LOOK_SHARE: Final = 0.02  # of its time that a client looks: a list of a thousand consumers takes a while
+_LOOK_SHARE: Final = 0.02  # share of a client's time for looks: a list of a thousand consumers takes a while
 _UNLIMITED_EVERY_S: Final = 60.0
 _PAUSE_S: Final = 0.5
-_ANSWER_S: Final = 1.0  # for which a new job waits for a look
-_EVENT_BYTES: Final = 350  # of an event beside what its job gives it
-_NEEDED_BYTES: Final = 900  # of the events of a job behind its first, where no job ever ran
+_ANSWER_S: Final = 1.0  # seconds for which a new job waits for a look
+_EVENT_BYTES: Final = 350  # bytes of an event without the values of its job
+_NEEDED_BYTES: Final = 900  # bytes of a job's events after its first, if no job ever ran
 _NEEDED_EVENTS: Final = 2  # `started` and an end
-_WEIGHT: Final = 0.1  # of the newest job in what a client takes one to need
+_WEIGHT: Final = 0.1  # weight of the newest job in the estimate of a job's need
 
 
 class Load(NamedTuple):
-    """How much of a ledger is taken: by its events, and by those that its waiting jobs will have."""
+    """The used part of a ledger: bytes of its events, and of the later events of its waiting jobs."""
 
     stored_bytes: int
     needed_bytes: (
-        int  #: of the jobs that wait for a worker or for a time; those held by limits are not counted
+        int  #: bytes for jobs that wait for a worker or for a time; jobs held by limits are not counted
     )
     bytes_max: int | None  #: None: the ledger has no limit
 
@@ -80,9 +81,9 @@ async def needed_by_job(log: Log) -> int | None:
 
 
 async def waiting_jobs(inbox: Inbox, names: Names) -> int | None:
-    """Return how many jobs wait for a worker, run, or wait for a time, as consumers and timers tell.
+    """Return how many jobs wait for a worker, run, or wait for a time, by the counts of consumers and timers.
 
-    None where there is no consumer of work: before the first worker, or when the server has just forgotten them.
+    None without a consumer of work: before the first worker, or when the server has just lost them.
 
     Raises: UnreachableError, LedgerError, PermissionRefusedError.
     """
@@ -93,10 +94,10 @@ async def waiting_jobs(inbox: Inbox, names: Names) -> int | None:
 
 
 def load_of(head: Head, waiting: int | None, per_job: float | None) -> Load:
-    """Return how much of a ledger is taken, when `waiting` jobs need `per_job` bytes each.
+    """Return the load of a ledger if `waiting` jobs need `per_job` bytes each.
 
-    Neither is known where no job ever ran: then any event may be of a job that waits. A job is taken to need no more than
-    the events of this ledger have on average, whatever a single one left.
+    Neither is known if no job ever ran: then any event may belong to a waiting job. An event of a waiting job counts
+    at most as much as the average event of this ledger.
     """
     events = max(0, head.last_sequence - head.first_sequence + 1)
     if per_job is None:
@@ -110,9 +111,10 @@ def load_of(head: Head, waiting: int | None, per_job: float | None) -> Load:
 async def counted_load(
     head: Head, waiting: Callable[[], Awaitable[int | None]], per_job: float | None
 ) -> Load:
-    """Return how much of a ledger is taken; `waiting` is asked only where it matters: near `ENQUEUE_UP_TO`.
+    """Return the load of a ledger; `waiting` is called only if it matters: near `ENQUEUE_UP_TO`.
 
-    Each job that waits has an event. Where even all of them would leave room, what they need counts as nothing.
+    Each waiting job has an event. If there would be room even if all events were of waiting jobs, their need counts as
+    0.
 
     Raises: what `waiting` raises.
     """
@@ -136,28 +138,28 @@ class Throttle:
         *,
         room_timeout_s: float,
     ) -> None:
-        """`waiting` tells how many jobs wait, None where nobody knows; `room_timeout_s`: how long `require` waits at most."""
+        """`waiting` returns how many jobs wait, None: not known; `room_timeout_s`: how long `require` waits at most."""
         self._connection = connection
         self._log = log
         self._waiting = waiting
         self._room_timeout_s = room_timeout_s
         self._left = 0.0  # bytes that may be appended before the next look
-        self._given = 0.0  # what that was after the last one
-        self._left_min = 0.0  # and before its answer
-        self._needed: float | None = None  # by a waiting job, as the last ones that ended show
-        self._per_job = _EVENT_BYTES + _NEEDED_BYTES  # what a new one takes beside its input
+        self._given = 0.0  # the value of `_left` after the last look
+        self._left_min = 0.0  # the lower bound of `_left` before the answer to a look
+        self._needed: float | None = None  # bytes that a waiting job needs, from the last jobs that ended
+        self._per_job = _EVENT_BYTES + _NEEDED_BYTES  # bytes of a new job without its input
         self._look_at = -math.inf  # loop time
         self._looking: asyncio.Task[None] | None = None
-        self._is_silent = False  # that look has no answer for so long that nobody waits for it
+        self._is_silent = False  # the look had no answer for so long that nobody waits for it
         self._load = Load(0, 0, None)
         self._is_open = False  # nobody has looked yet, and a process may add one job and end
         self._is_open_to_jobs = False
         self._holds_claims = False
-        self._counts = False  # how many jobs wait: for new jobs alone, and where this user may ask
+        self._counts = False  # whether looks count waiting jobs: only for new jobs, and if this user may ask
         self._may_count = True
 
     def passes(self, size: int) -> bool:
-        """Return whether a new job may be appended, with an input of `size` bytes; else ask `require`."""
+        """Return whether a new job with an input of `size` bytes may be appended; if not, call `require`."""
         left = self._left - size - self._per_job
         if left < 0 or self._connection.loop.time() >= self._look_at:
             _ = self._look_soon()
@@ -167,42 +169,43 @@ class Throttle:
         return False
 
     def holds_claims(self) -> bool:
-        """Return whether a worker is to start no further job: what room is left is for the ends of those that run."""
+        """Return whether a worker must start no further job: the rest of the room is for the ends of running ones."""
         self._left -= _EVENT_BYTES
         if self._left < 0 or self._connection.loop.time() >= self._look_at:
             _ = self._look_soon()
         return self._holds_claims
 
     async def require(self, size: int, *, waits: bool = False, of_job: bool = False) -> None:
-        """Return when a new job may be appended, with an input of `size` bytes; also when the server says nothing.
+        """Return once a new job with an input of `size` bytes may be appended; also if the server is silent.
 
-        `waits`: as soon as there is room, within the limit. `of_job`: the code of a job asks, which waits, too. It would hold
-        its slot meanwhile and is itself counted, so only the bytes that are stored count for it, up to `CLAIM_UP_TO`.
+        `waits`: wait for room, within the limit. `of_job`: the caller is the code of a job, which waits, too. It would
+        hold its slot meanwhile, and is itself counted as waiting, so for it only the stored bytes count, up to
+        `CLAIM_UP_TO`.
 
         Raises: LedgerThrottledError.
         """
         deadline = self._connection.loop.time() + (self._room_timeout_s if waits or of_job else 0.0)
         if self._may_count and not self._counts:
-            self._counts, self._look_at = True, -math.inf  # looks for claims did not count how many jobs wait
+            self._counts, self._look_at = True, -math.inf  # looks for claims did not count waiting jobs
         while True:
             is_used_up = self._left < self._left_min
             if self._looking is not None or is_used_up or self._connection.loop.time() >= self._look_at:
                 answered, _ = await asyncio.wait({self._look_soon()}, timeout=_ANSWER_S)
                 if not answered:
                     self._is_silent = True
-                    return  # the append says better what is wrong with the server
+                    return  # the append raises a better error of the server
             is_open = self._is_open_to_jobs if of_job else self._is_open
             if is_open and self._left >= self._left_min:
                 self._left -= size + self._per_job
                 return
             if is_open:
-                continue  # those who waited with this one have taken what that look left
+                continue  # others that waited, too, have taken the room of that look
             if self._connection.loop.time() >= deadline:
                 raise self._refusal()
             await asyncio.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        """End the look that is being made: the connection is closed."""
+        """End the running look: the connection is closed."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -215,21 +218,21 @@ class Throttle:
         )
 
     def _look_soon(self) -> asyncio.Task[None]:
-        """Return the look that is being made, or begin one. Raises: as `Connection.require_here`."""
+        """Return the running look, or begin one. Raises: as `Connection.require_here`."""
         self._connection.require_here()
         if self._looking is None:
             self._looking = self._connection.loop.create_task(self._look(), name="room")
         return self._looking
 
     async def _look(self) -> None:
-        """Ask the server how full the ledger is; where it gives no answer, what was known counts."""
+        """Ask the server how full the ledger is; without an answer the known state counts."""
         begin, every_s = self._connection.loop.time(), _LOOK_EVERY_S
         try:
             self._take_in(await self._find())
             if self._load.bytes_max is None:
                 every_s = _UNLIMITED_EVERY_S
         except (LedgerError, ConnectionLostError) as error:
-            # An append says better than this look what is wrong.
+            # An append raises a better error than this look.
             logger.debug("how full the ledger is cannot be asked: %s", error)
             self._left = self._given = 0.0
             if self._load.bytes_max is None:
@@ -250,7 +253,7 @@ class Throttle:
         if room is None:
             self._left, self._left_min = math.inf, -math.inf
             return
-        # What was let through since the last look may be on its way still, and not in what the server said.
+        # Appends let through since the last look may still be on their way, and not in the server's answer.
         on_its_way = max(0.0, self._given - self._left)
         step = max(_STEP_MIN, _STEP * (ENQUEUE_UP_TO - load.share)) * room
         self._left = self._given = step - on_its_way

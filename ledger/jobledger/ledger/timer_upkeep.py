@@ -1,4 +1,4 @@
-"""What a person can do about timers: see how many are set and when the next is due, and set them all again."""
+"""A person's acts on timers: show how many are set and when the next is due, and set them all again."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from jobledger.ledger.nats.timer_stream import PAGE
 from jobledger.ledger.timers import AnyTimer, DeadlineTimer, KnownWaits, Timer, Timers, read_timer, timers_in
 
 _AT_ONCE: Final = 128
-#: Where there are more timers than this, the next moment is looked for among the oldest ones only.
+#: If there are more timers than this, the next moment is searched among the oldest ones only.
 LOOKED_AT_MAX: Final = 100_000
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """What `rebuild_timers` did."""
+    """The result of `rebuild_timers`."""
 
     waits: int  #: events that name a moment
-    set: int  #: of them, those whose job still waits: their timers are set again
+    set: int  #: the number of these whose job still waits: their timers are set again
 
 
 class TimersStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the TIMERS stream holds, and how far the reactors are behind."""
+    """The state of the TIMERS stream, and how far the reactors are behind."""
 
     timers_set: int  #: waiting for their moment
-    fired: int  #: due, and not yet dealt with by a worker
+    fired: int  #: due, and not yet handled by a worker
     next_due_at: datetime | None  #: None when no timer is set
     next_is_exact: bool  #: False when only some timers were looked at, because there are too many
     unset_events: (
         int | None
-    )  #: events in the ledger whose timers are still to be set; None when no worker ever set any
+    )  #: events in the ledger whose timers are not set yet; None: no worker ever set any
 
 
 async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None] | None = None) -> Rebuilt:
@@ -72,7 +72,7 @@ async def rebuild_timers(ledger: Ledger, *, progress: Callable[[int, int], None]
 
 
 async def _set_all(ledger: Ledger, timers: Timers, known: KnownWaits, wanted: Sequence[AnyTimer]) -> int:
-    """Set timers that are still waited for; return how many."""
+    """Set the timers of present waits; return how many."""
     done = 0
     for start in range(0, len(wanted), _AT_ONCE):
         part = wanted[start : start + _AT_ONCE]
@@ -114,7 +114,9 @@ async def timers_status(ledger: Ledger) -> TimersStatus:
     Raises: UnreachableError.
     """
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
-    timers_id = await timers.find()  # where it is gone the next worker makes it, and sets all timers again
+    timers_id = (
+        await timers.find()
+    )  # if the stream is gone, the next worker creates it, and sets all timers again
     count, fired = await timers.count(), await timers.fired()
     timers_set = max(0, count - fired)
     return TimersStatus(

@@ -1,8 +1,8 @@
 """Timers: a message in the TIMERS stream for each moment at which a waiting job, or a schedule, goes on.
 
-A projection: the ledger's events name the moments, and what is lost here is set again from them. A timer fires a
-little early, because the server fires at most four times a second; who hears it waits for the rest. Nothing here
-decides anything about a job or a schedule. Source: ADR 009, ADR 021.
+A projection: the ledger's events name the moments, and lost timers are set again from them. A timer fires a little
+early, because the server fires at most four times a second; its reader waits for the rest. No decision on a job or a
+schedule is made here. Source: ADR 009, ADR 021.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ class _OfAJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chain(self) -> str:
-        """What waits, as subjects of timers name it."""
+        """The waiting job or schedule, in the form of subjects of timers."""
         return f"job.{self.queue}.{self.job_id}"
 
 
 class Timer(_OfAJob, frozen=True, kw_only=True):
-    """One job's wait and when it is over: the body of a message in TIMERS."""
+    """One job's wait, and its end: the body of a message in TIMERS."""
 
     asked_by: int  #: stream sequence of the event that began the wait, `Job.wait_sequence` while it lasts
     cause: Cause  #: of the dispatch to come
     due_at: datetime
 
     def __str__(self) -> str:
-        """Name it in a sentence."""
+        """Return its name for a sentence."""
         return f"the timer of job {self.job_id}"
 
 
 class ScheduleTimer(msgspec.Struct, frozen=True, kw_only=True):
-    """When a schedule is to be looked at: the body of a message in TIMERS, as `Timer` is for jobs."""
+    """The moment for a look at a schedule: the body of a message in TIMERS, as `Timer` is for jobs."""
 
     schedule: str
     asked_by: int  #: stream sequence of the event that asks for it
@@ -81,27 +81,27 @@ class ScheduleTimer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chain(self) -> str:
-        """What waits, as subjects of timers name it."""
+        """The waiting job or schedule, in the form of subjects of timers."""
         return f"schedule.{self.schedule}"
 
     def __str__(self) -> str:
-        """Name it in a sentence."""
+        """Return its name for a sentence."""
         return f"the timer of schedule {self.schedule}"
 
 
 class DeadlineTimer(_OfAJob, frozen=True, kw_only=True):
-    """When a run is cancelled unless it has ended: the body of a message in TIMERS, as `Timer` is for waits."""
+    """The moment at which a run is cancelled unless it has ended: the body of a message in TIMERS, as `Timer`."""
 
-    asked_by: int  #: stream sequence of the event that says so
+    asked_by: int  #: stream sequence of the event with the deadline
     deadline_at: datetime
 
     @property
     def due_at(self) -> datetime:
-        """When it acts."""
+        """The moment at which it acts."""
         return self.deadline_at
 
     def __str__(self) -> str:
-        """Name it in a sentence."""
+        """Return its name for a sentence."""
         return f"the deadline of run {self.job_id}"
 
 
@@ -117,7 +117,7 @@ _schedule_decoder: msgspec.json.Decoder[ScheduleTimer] = msgspec.json.Decoder(Sc
 
 
 def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
-    """Return the timer that `event` asks for; None when the job waits for no moment, or goes on at once."""
+    """Return the timer that `event` asks for; None: the job waits for no moment, or goes on at once."""
     moment = due_at(event)
     if moment is None:
         return None
@@ -133,7 +133,7 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
 
 
 def deadline_at(job: Job) -> datetime | None:
-    """Return when a run is cancelled if it has not ended before; None where it has, or has no deadline."""
+    """Return when a run is cancelled if it has not ended before; None: it has ended, or has no deadline."""
     if job.order.deadline_s is None or job.is_final:
         return None
     return job.created_at + timedelta(seconds=job.order.deadline_s)
@@ -154,7 +154,7 @@ def deadline_of(event: JobEvent, stream_sequence: int) -> DeadlineTimer | None:
 
 
 def timers_in(message: Message) -> tuple[AnyTimer, ...]:
-    """Return the timers that a stored message asks for, whatever it is about; () where it asks for none.
+    """Return the timers that a stored message of any aggregate asks for; () without any.
 
     Raises: UnknownEventError.
     """
@@ -204,7 +204,7 @@ def read_timers(data: bytes) -> list[AnyTimer]:
 
 
 class KnownWaits:
-    """The waits that were seen to be over: they stay over, so a job's chain need not be read for each of them.
+    """Waits that are known to be over: they stay over, so a job's chain need not be read for each of them.
 
     When all timers are set again, a job that was retried a thousand times has a thousand waits, of which only one is
     not over.
@@ -212,14 +212,15 @@ class KnownWaits:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._seen: dict[JobRef, tuple[int, int]] = {}  # how far its chain was read, and the wait found there
-        # One read of a job at a time: the thousand come together. A lock lives as long as somebody is in there.
+        self._seen: dict[JobRef, tuple[int, int]] = {}  # sequence of the last look, and the wait found there
+        # One read of a job at a time, since its thousand timers come together. A lock lives as long as somebody uses
+        # it.
         self._locks: weakref.WeakValueDictionary[JobRef, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def chain(self, timer: Timer, *, whole: bool = False) -> JobView | None:
-        """Return the chain of the timer's job as it is stored; None when this wait is over for sure.
+        """Return the stored chain of the timer's job; None: this wait is surely over.
 
-        Unless `whole`, it is that of the moment when the wait began, if the events of that moment say enough.
+        Unless `whole`, it is the chain at the beginning of the wait, if the events of that moment suffice.
 
         Raises: UnreachableError, CorruptLedgerError.
         """
@@ -248,7 +249,7 @@ class KnownWaits:
         return None if job is None else JobView(job, stored.stream_sequence, stored.data)
 
     def _note(self, ref: JobRef, last_sequence: int, wait_sequence: int) -> None:
-        self._seen.pop(ref, None)  # the newest stand last
+        self._seen.pop(ref, None)  # the newest come last
         self._seen[ref] = (last_sequence, wait_sequence)
         if len(self._seen) > _SEEN_MAX:
             del self._seen[next(iter(self._seen))]
@@ -267,7 +268,7 @@ def schedule_headers(names: Names, timer: AnyTimer, now: datetime) -> str:
 
 
 class Timers(TimerStream):
-    """The timers of one environment: their stream, and what its messages say."""
+    """The timers of one environment: their stream, and the content of its messages."""
 
     def __init__(self, connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig) -> None:
         super().__init__(connection, inbox, names, replicas=config.replicas, commit=config.commit)
@@ -275,8 +276,7 @@ class Timers(TimerStream):
     async def set(self, timer: AnyTimer, now: datetime) -> None:
         """Store the timer; when this returns, it will fire. Setting the same wait's timer again replaces it.
 
-        Raises: ServerUnreachableError when there is no answer or no stream, LedgerFullError, LedgerError for another
-            refusal.
+        Raises: ServerUnreachableError without an answer or a stream, LedgerFullError, LedgerError for another refusal.
         """
         subject = self.names.timer_at(timer.chain, _mark(timer))
         headers = schedule_headers(self.names, timer, now)

@@ -1,8 +1,8 @@
-"""OpenTelemetry: one trace from who enqueues a job to every attempt of it, through the `trace` field of its events.
+"""OpenTelemetry: one trace from the enqueue of a job to all its attempts, through the `trace` field of its events.
 
-Off unless `connect(..., tracing=True)`: then nothing here is called and the library is not imported. What is recorded
-goes to whatever tracer provider the application has set up; span names and attributes follow the semantic conventions
-for messaging. Only the trace context travels, in the W3C form of `traceparent`; baggage does not.
+Off unless `connect(..., tracing=True)`: then nothing here is called and the library is not imported. Spans go to the
+tracer provider that the application has set up; span names and attributes follow the semantic conventions for
+messaging. Only the trace context travels, in the W3C form of `traceparent`; baggage does not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SYSTEM: Final = "jobledger"
 
 
 class AttemptSpan(Protocol):
-    """What the worker tells of an attempt."""
+    """The worker's span of an attempt."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Say how it ended, before its outcome is recorded."""
+        """Note how the attempt ended, before its outcome is recorded."""
         ...
 
     def close(self) -> None:
@@ -40,16 +40,16 @@ class AttemptSpan(Protocol):
 
 
 class _NoTrace(AbstractContextManager["_NoTrace"]):
-    """Stands for every span where nothing is traced."""
+    """Stands for every span when nothing is traced."""
 
     def __exit__(self, *_: object) -> None:
-        """Leave as nothing was begun."""
+        """Do nothing."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
 
 UNTRACED: Final = _NoTrace()
@@ -132,7 +132,7 @@ class Tracing:
 
 @contextlib.contextmanager
 def within(traceparent: str) -> Generator[None, None, None]:
-    """Make the span that another process began the current one; where the library is missing, do nothing."""
+    """Make a span of another process the current one; without the library, do nothing."""
     try:
         from opentelemetry import context  # noqa: PLC0415 - an extra
         from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415

@@ -43,15 +43,15 @@ class _KnownOrder(Order, frozen=True, omit_defaults=True, forbid_unknown_fields=
 class WrittenOrder(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
 ):
-    """All that begins one job."""
+    """All values that begin one job."""
 
     queue: str
     id: str
     task: str
     order: _KnownOrder
     run_at: datetime | None = None
-    by: str = ""  #: who enqueued it
-    compares: bool = False  #: whether its id is refused where another input has it
+    by: str = ""  #: the enqueuer
+    compares: bool = False  #: whether its id is refused if a job with another input has it
     rule: Unique | None = None  #: of a unique job
     key: KeyRef | None = None  #: likewise
     arguments: msgspec.Raw = NO_VALUE  #: likewise: those that make the key
@@ -61,7 +61,7 @@ class WrittenOrder(
 
     @classmethod
     def read(cls, text: str) -> WrittenOrder:
-        """Return the order in a text. Raises: InvalidInputError for one that is no order, or of a later release."""
+        """Return the order in a text. Raises: InvalidInputError for any other text, or a later release's."""
         try:
             found = msgspec.json.decode(text, type=cls)
         except UNREADABLE as error:
@@ -83,7 +83,7 @@ class WrittenOrder(
         return msgspec.json.encode(self).decode()
 
     def command(self, large: tuple[msgspec.Raw, PayloadRef | None] | None = None) -> Enqueue:
-        """Return what begins the job; `large`: what it is to say of its input where that is stored elsewhere.
+        """Return the command that begins the job; `large`: the reference to its input, if that is stored elsewhere.
 
         Raises: InvalidInputError.
         """
@@ -114,7 +114,7 @@ class WrittenOrder(
             )
 
     def wish(self, command: Enqueue) -> Wish:
-        """Return what a unique job wishes; `command` begins it."""
+        """Return the wish of a unique job; `command` begins it."""
         assert self.rule is not None, "only unique jobs wish something"
         if self.key is None:
             raise InvalidInputError(f"the order of job {self.id} has a rule and no key: it was altered")
@@ -135,10 +135,10 @@ def _is_of_input(source: str | None) -> bool:
 
 
 def write_order(task: Kind, options: Options, text: bytes, clock: Clock, by: str) -> WrittenOrder:
-    """Return the order of a job with an input that was checked; `by`: who asks for it, unless the options say so.
+    """Return the order of a job with a checked input; `by`: the author, unless the options have one.
 
-    Raises: as `Ledger.enqueue`, without a word of the server; InvalidInputError also for what needs an answer or an order
-        of calls: `on_conflict="reject"`, `debounce_s`, and a `name`.
+    Raises: as `Ledger.enqueue`, except errors of the server; InvalidInputError also for options that need an answer or
+    an order of calls: `on_conflict="reject"`, `debounce_s`, and `name`.
     """
     _refuse_answers(task, options)
     limit = LedgerConfig().payload_bytes_max

@@ -1,4 +1,4 @@
-"""Workers: they take jobs from the ledger, run them, and record what came of it."""
+"""Workers: they take jobs from the ledger, run them, and record their outcomes."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The announcement of a process's tasks in the bucket TASKS; it also logs limits that the code declares otherwise."""
+"""The announcement of a process's tasks in the bucket TASKS; it also logs limits that the ledger has otherwise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("jobledger.workers")
 async def announce_tasks(
     ledger: Ledger, tasks: TaskRegistry, worker: str, *, done: asyncio.Event | None = None
 ) -> None:
-    """Write an entry for each task, then wait until cancelled. What the server refuses is logged, and no work ends by it.
+    """Write an entry for each task, then wait until cancelled. A refusal of the server is logged, and stops no work.
 
     `worker`: the identity of the worker or gateway that has the tasks; `done` is set once they are written or refused.
 
@@ -40,7 +40,7 @@ async def announce_tasks(
             versions.setdefault(task.name, []).append(task.version)
     try:
         entries = [
-            # Of several versions of a workflow the one that is enqueued by the task's name alone.
+            # Of several versions of a workflow only the one that an enqueue by the task's name takes.
             entry_of(tasks.get(name), worker=worker, at=ledger.clock.now(), versions=tuple(known))
             for name, known in versions.items()
         ]
@@ -56,7 +56,7 @@ async def announce_tasks(
 
 
 async def _tell_limits(ledger: Ledger, tasks: TaskRegistry) -> None:
-    """Log each limit that the code here has otherwise than the ledger. Raises: UnreachableError."""
+    """Log each limit whose definition differs between the code here and the ledger. Raises: UnreachableError."""
     for limit, terms in tasks.limits.items():
         try:
             definition = (await look(ledger.log, LIMIT, split(limit)[0])).state

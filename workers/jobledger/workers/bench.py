@@ -1,4 +1,4 @@
-"""A bench: runs jobs one at a time in this process, past their queues, by the same attempts as in any worker."""
+"""A bench: runs jobs one at a time in this process, past their queues, with the same attempts as any worker."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _FAREWELL_S = 2.0
 
 
 class Bench:
-    """Takes a lease as a worker does, and makes the attempts that it is given; use it as a block.
+    """Takes a lease like a worker, and makes the attempts that its caller asks for; use it as a block.
 
-    It acknowledges nothing: a dispatch stays with its queue's consumer, and the worker that gets it finds in the
-    ledger what was done.
+    It acknowledges nothing: a dispatch stays with its queue's consumer, and the worker that gets it finds the outcome
+    in the ledger.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Bench:
         queue: str | None = None,
         in_place_of: InPlaceOf = lambda step: step,
     ) -> None:
-        """`queue`: named in the lease, and the bench hosts the reactors while it is open; None: neither.
+        """`queue`: its name in the lease; with it the bench hosts the reactors while it is open; None: neither.
 
-        `in_place_of`: what is called for a step of a run.
+        `in_place_of`: the function that is called instead of a step of a run.
         """
         self._ledger = ledger
         self._tasks = tasks
@@ -118,7 +118,7 @@ class Bench:
         return self
 
     async def run(self, dispatch: StoredEvent) -> None:
-        """Make the attempt that a stored dispatch asks for; cancelled, give its job back as a worker does that stops."""
+        """Make the attempt of a stored dispatch; when cancelled, give its job back like a worker that stops."""
         event = dispatch.event
         self._job_id, self._ended = event.job, asyncio.Event()
         if event.queue not in self._queues:
@@ -171,7 +171,7 @@ class Bench:
 
 
 def delivery_of(stored: StoredEvent) -> Delivery:
-    """Return a stored event as a consumer would hand it out."""
+    """Return a stored event in the form of a consumer's delivery."""
     return Delivery(
         subject=stored.subject.encode(),
         data=stored.data,

@@ -1,4 +1,4 @@
-"""A worker with a budget: runs what is ready now and ends, for platforms that start work by a request or a clock."""
+"""A worker with a budget: runs ready jobs and ends, for platforms that start work by a request or a clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONCURRENCY_MAX: Final = 100
 
 
 class BudgetResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker did within its budget."""
+    """The work of a worker within its budget."""
 
     ran: int  #: attempts that it began
     left: int  #: dispatches in its queues that nobody has settled yet; those of paused queues do not count
@@ -38,11 +38,11 @@ async def run_within(
     budget_s: float = 30.0,
     grace_s: float = 5.0,
 ) -> BudgetResult:
-    """Run jobs that are ready, until nothing is, `limit` were taken, or `budget_s` is over; return what was done.
+    """Run ready jobs until none is left, `limit` were taken, or `budget_s` is over; return the numbers.
 
     It is a worker like any other: its lease names the queue (None: those of the tasks), and it hosts reactors and timers
-    while it works, so that jobs wait neither for their limits nor for their time. What still runs at the end of the
-    budget gets `grace_s`, then its job is given back. Cancelled, it gives its jobs back at once.
+    while it works, so that jobs wait neither for their limits nor for their time. Attempts that still run at the end
+    of the budget get `grace_s`, then their jobs are given back. When cancelled, it gives its jobs back at once.
 
     Raises: InvalidInputError for a limit or a budget out of range; InvalidTokenError, UnreachableError,
         PermissionRefusedError.

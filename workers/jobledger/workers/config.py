@@ -26,7 +26,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process's settings."""
 
     queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
-    weights: dict[str, int] = {}  #: how often a queue is asked beside the others, 1 to 100; 1 where not named
+    weights: dict[str, int] = {}  #: share of a queue beside the others, 1 to 100; by default 1
     concurrency: int = 100  #: attempts that may run at once, threads included
     #: How long a stop may take. Running attempts may go on meanwhile, all but for its last fifth, 5 s at most, in which
     #: their jobs are given back.
@@ -34,8 +34,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cancel_grace_s: float = (
         5.0  #: how long a task that was told to end may take; then its attempt is ended without it
     )
-    ack_wait_s: float = 10.0  #: silence after which consumers that are made here redeliver
-    ack_pending_max: int = 20_000  #: unsettled deliveries of a consumer that is made here
+    ack_wait_s: float = 10.0  #: silence after which consumers created here redeliver
+    ack_pending_max: int = 20_000  #: most unsettled deliveries of a consumer created here
     pool_size: int | None = None  #: processes for tasks with `run_in="process"`; None: one per CPU
     pool_memory_bytes_max: int | None = None  #: address space of each of them; None: no limit
     #: Memory of one query of a run, in bytes; None: half of `pool_memory_bytes_max`; without that an equal share of
@@ -55,7 +55,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     jobs_max: int | None = (
         None  #: it takes at most this number of deliveries, and stops when they are done; None: any number
     )
-    supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
+    supervisor: str = ""  #: identity of the process that supervises this one, for `workers list`; "": none
 
     def pool(self, lease_s: float, payload_bytes_max: int) -> PoolConfig:
         """Return the settings of the process pool, under leases of `lease_s`.

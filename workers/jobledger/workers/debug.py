@@ -1,6 +1,6 @@
-"""Running one attempt of a job again, here, in a ledger that exists in memory alone: nothing real is written.
+"""Another run of one attempt of a job, here, in a ledger that exists only in memory: nothing real is written.
 
-Of a run only the unfinished steps are executed: recorded steps are given back, and no children are made.
+Of a run only the unfinished steps are executed: recorded steps return their results, and no children are made.
 Everything the attempt needs is fetched first (`fetch`), so it can run without a server (`run`): a debugger may hold it
 for an hour. The task's code is the one that is loaded here, and its effects on the outside world are real.
 """
@@ -94,13 +94,13 @@ class _PastLog(MemoryLog):
         return self._past[index] if index < known else (self._past[-1] if known else 0) + index - known + 1
 
 
-#: Who acts in a ledger in memory.
+#: The author of events in a ledger in memory.
 DEBUGGER: Final = "debug"
 _LEASE_S: Final = 3600.0
 
 
 class Material(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt ran on, fetched whole."""
+    """All data that an attempt used."""
 
     ref: JobRef
     attempt: int
@@ -141,9 +141,9 @@ async def fetch(
     *,
     exports: Sequence[Path] = (),
 ) -> Material:
-    """Gather what an attempt of a job ran on; without `attempt` the newest one, or the first of a job that never ran.
+    """Fetch all data that an attempt used; without `attempt` the newest one, or the first of a job that never ran.
 
-    Large values that the ledger no longer has are looked for in `exports`.
+    Large values that the ledger no longer has are read from `exports`.
 
     The attempt after the newest one is the one that would run next.
 
@@ -250,7 +250,7 @@ async def run(
     limited: bool = True,
     clock: Clock = SYSTEM_CLOCK,
 ) -> DebugResult:
-    """Run the attempt and return what would have been recorded.
+    """Run the attempt and return the events that would have been recorded.
 
     `limited=False` lifts its timeout, for a debugger. A task for the process pool runs in a process that loads
     `modules`, since it may end its process; without `modules` or limits it runs in this process.
@@ -393,7 +393,7 @@ def _in_memory(names: Names, clock: Clock, material: Material) -> Surroundings:
 
 
 class _Values:
-    """What was fetched, and what the attempt stores."""
+    """The fetched values, and those that the attempt stores."""
 
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = dict(values)

@@ -1,4 +1,4 @@
-"""Declaring the routes of a process's code, without undoing what a person set."""
+"""The declaration of the routes in a process's code; routes that a person set stay."""
 
 from __future__ import annotations
 

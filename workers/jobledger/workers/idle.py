@@ -1,4 +1,4 @@
-"""When a worker's queues have nothing left to do: for hosts that start a worker now and then, and for tests."""
+"""The test whether a worker's queues have no work left: for hosts that start a worker now and then, and for tests."""
 
 from __future__ import annotations
 

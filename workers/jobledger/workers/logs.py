@@ -1,4 +1,4 @@
-"""What a worker's log says of its jobs: starts and ends, failures, dead letters.
+"""The lines of a worker's log about its jobs: starts and ends, failures, dead letters.
 
 No line shows an input, a result or a checkpoint; lines show the type and the message of an exception.
 """
@@ -22,7 +22,7 @@ _REASON_MAX: Final = 300
 
 
 def facts_of(job: Job, worker: str) -> dict[str, Any]:
-    """Return what lines about a job's newest attempt say: all of `FACTS`."""
+    """Return the fields of lines about a job's newest attempt: all of `FACTS`."""
     return {
         "worker": worker,
         "queue": job.queue,
@@ -39,12 +39,12 @@ def is_wordy() -> bool:
 
 
 def tell_start(job: Job) -> None:
-    """Say that an attempt begins."""
+    """Log that an attempt begins."""
     logger.debug("attempt %d starts", job.attempts_count)
 
 
 def tell_end(outcome: Outcome, before: Job, now: datetime) -> None:
-    """Say how an attempt ended that did not fail; `before`: the job as it ran."""
+    """Log the end of an attempt that did not fail; `before`: the job while it ran."""
     took_s = (now - before.attempts[-1].started_at).total_seconds()
     end = outcome_type(outcome)
     if isinstance(outcome, ConfirmCancel | Interrupt):
@@ -55,7 +55,7 @@ def tell_end(outcome: Outcome, before: Job, now: datetime) -> None:
 
 
 def tell_failure(fail: Fail, after: Job) -> None:
-    """Say why an attempt failed and what becomes of the job; `after`: the job with the outcome."""
+    """Log why an attempt failed and what follows for the job; `after`: the job with the outcome."""
     number, reason = after.attempts_count, _reason(fail.error)
     if after.state is JobState.DEAD_LETTERED:
         tell_dead_letter(after)
@@ -69,7 +69,7 @@ def tell_failure(fail: Fail, after: Job) -> None:
 
 
 def tell_dead_letter(job: Job, worker: str = "") -> None:
-    """Say that a job needs a person; `worker` where the line comes from no attempt."""
+    """Log that a job needs a person; `worker`: if the line comes from no attempt."""
     reason = "" if job.error is None else f": {_reason(job.error)}"
     extra = facts_of(job, worker) if worker else None
     logger.warning(

@@ -1,6 +1,6 @@
-"""What one worker process tells Prometheus: only what it alone knows, so that nothing is counted twice.
+"""The metrics of one worker process for Prometheus: only figures that it alone knows, so that nothing is counted twice.
 
-Jobs, attempts and outcomes are in the ledger; `jobledger metrics` tells of those, once for the whole fleet.
+Jobs, attempts and outcomes are in the ledger; `jobledger metrics` counts them, once for the whole fleet.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ WORKER_METRICS: Final = (
 
 
 class LoopLag:
-    """How late timers of the event loop fire."""
+    """The delay of timers of the event loop."""
 
     def __init__(self) -> None:
         self._due_at = time.monotonic() + _BEAT_S  # not the loop's own clock, which other threads cannot ask

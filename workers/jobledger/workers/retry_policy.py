@@ -25,19 +25,19 @@ class RetryPolicy:
         self._chance = chance
 
     def raised(self, job: Job, rules: Rules, error: BaseException, now: datetime) -> Fail:
-        """Return what follows from an exception of the task."""
+        """Return the command that follows from an exception of the task."""
         if not rules.may_retry(error):
             return Fail(epoch=job.claim_epoch, error=describe(error), give_up="rejected")
         return self.failed(job, rules, describe(error), now)
 
     def failed(self, job: Job, rules: Rules, error: ErrorInfo, now: datetime) -> Fail:
-        """Return what follows from a failure that may be retried."""
+        """Return the command that follows from a failure that may be retried."""
         failures = job.attempts_count - job.attempts_given_back
         delay_s = rules.backoff.delay_s(max(failures, 1), self._chance)
         return Fail(epoch=job.claim_epoch, error=error, retry_at=after(now, delay_s))
 
     def asked_again(self, job: Job, rules: Rules, asked: Retry, now: datetime) -> Fail:
-        """Return what follows from a `Retry`."""
+        """Return the command that follows from a `Retry`."""
         error = ErrorInfo(kind="exception", type="Retry", message=asked.reason[:_MESSAGE_MAX])
         fail = self.failed(job, rules, error, now)
         retry_at = fail.retry_at if asked.delay_s is None else after(now, asked.delay_s)
@@ -45,7 +45,7 @@ class RetryPolicy:
 
 
 def unknown_task(job: Job, deliveries: int) -> Fail:
-    """Return what follows when no worker had the task of a job in that many deliveries."""
+    """Return the command for a job whose task no worker had in that many deliveries."""
     version = f"version {job.order.version!r} of " if job.order.version else ""
     message = (
         f"no worker of queue {job.queue} knew {version}task {job.task!r} in {deliveries} deliveries: "
@@ -61,7 +61,7 @@ def after(now: datetime, delay_s: float) -> datetime:
 
 
 def describe(error: BaseException, own_modules: frozenset[str] = frozenset()) -> ErrorInfo:
-    """Return what is recorded of an exception: its type, its message, the frames of user code; all cut to size."""
+    """Return the error to record for an exception: its type, its message, the frames of user code; all cut to size."""
     frames = _user_frames(error, own_modules | _OWN_MODULES)
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))

@@ -1,4 +1,4 @@
-"""Services: what runs beside the work of a process for as long as it lives, and never ends it."""
+"""Services: loops that run beside the work of a process as long as it lives, and never end it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def outlive(
     Errors of the ledger or of a library are logged and not raised, and so is the cancellation of
     something that it waited for. Returns only when the connection is closed for good.
 
-    Raises: what is `fatal`.
+    Raises: the `fatal` errors.
     """
     restarts = Restarts(first_s=_RESTART_S_FIRST, max_s=_RESTART_S_MAX, healthy_s=_RESTART_S_MAX)
     while True:
@@ -61,7 +61,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Return whether somebody wants this very task to end."""
+    """Return whether this task itself was cancelled."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

@@ -1,4 +1,4 @@
-"""What an attempt needs of the ledger it runs in: of a connected `Ledger`, or of one that exists in memory alone."""
+"""The part of a ledger that an attempt needs: of a connected `Ledger`, or of one in memory."""
 
 from __future__ import annotations
 

@@ -381,9 +381,9 @@ class Worker:
         return self._free() + (self._at_hand.room if self._config.jobs_max is None else 0)
 
     def _free(self) -> int:
-        """Return how many slots are free; a job whose outcome is on its way has left its slot.
+        """Return the number of free slots; a job whose outcome is on its way has left its slot.
 
-        But not more jobs than there are slots: outcomes that the server does not answer hold up those behind them.
+        But not more such jobs than slots: outcomes that the server does not answer stop further jobs.
         """
         slots, attempts = self._config.concurrency, self._attempts
         free = slots - attempts.active + min(attempts.recording, slots) - len(self._abandoned)
@@ -420,7 +420,7 @@ class Worker:
         self._intake.wake()
 
     def _fill(self) -> None:
-        """Begin what is at hand in slots that became free."""
+        """Begin deliveries at hand in slots that became free."""
         if self._stopping.is_set() or self._is_filling:
             return
         self._is_filling = True  # one that is settled at once frees its slot from within
@@ -466,7 +466,7 @@ class Worker:
     # The end.
 
     async def _drain(self) -> None:
-        """Let what runs come to its end within the grace, then make it give its jobs back."""
+        """Let running attempts end within the grace, then make them give their jobs back."""
         if self._pool is not None:
             self._pool.refuse()  # a job that waits for a process is not claimed yet, and is given back
         self._attempts.end_claims()
@@ -490,7 +490,7 @@ class Worker:
         return not self._attempts.active
 
     async def _farewell(self) -> None:
-        """Let hooks end, cut off what is left, and end the lease only if nothing of ours can still be running."""
+        """Let hooks end, cut off remaining attempts, and end the lease only if no code of ours can still be running."""
         await self._hooks.close()
         left = self._attempts.active
         if tasks := self._attempts.cut_off():  # a task that swallows its cancellation is left behind

@@ -29,37 +29,37 @@ S_co = TypeVar("S_co", covariant=True)
 Rule = Literal[
     "sequence",  # the stream sequence is dense and grows
     "readable",  # every message is an event this version knows, at a time with a zone
-    "subject",  # the subject says what the event says
+    "subject",  # the words of the subject are those of the event
     "chain",  # `prev` is the hash of the event before it in its job
     "transition",  # the event may follow in the state the job is in
-    "outcome",  # an attempt has one accepted outcome, and a lost one has none
-    "epoch",  # every claim of a job is newer than the one before
+    "outcome",  # an attempt has one accepted outcome, and a lost attempt has none
+    "epoch",  # every claim of a job is newer than its previous claim
     "attempts",  # no more attempts than the job may have, and only a requeue grants more
-    "timer",  # nothing is dispatched before its time, and nothing waits long after it
+    "timer",  # no job is dispatched before its time, or waits long after it
     "tick",  # a schedule ticks at the moments that it names, each once and in their order
-    "batch",  # an attempt's end and what becomes of the job stand next to each other
+    "batch",  # the event that ends an attempt and the one that decides on the job follow each other directly
     "above",  # no grant lets more jobs hold a key of a limit than its definition allows
     "slot",  # a job with limits is queued and started on the slots that its own grant gave it
     "order",  # of the jobs that wait in one line, the one that was held first is granted first
     "rate",  # no more jobs are granted in any time than a rate and its burst allow
-    "void",  # a job that was granted is queued, or has left
-    "step",  # a step has one start and one end, by the holder of the claim, and stays what it was
-    "child",  # a child is one that a step of its run had opened, with the id, the task and the queue of its item
-    "join",  # the end of a child is counted once and as it was, and no more children are opened than may be
-    "wake",  # a run is woken once for each wait, by what is recorded, and does not wait for what has come
-    "signal",  # a message is told once, and taken once by a wait for its name
+    "void",  # a granted job is queued, or has ended its wait
+    "step",  # a step has one start and one end, both by the holder of the claim, and its kind never changes
+    "child",  # a step of its run had opened each child, with the id, the task and the queue of its item
+    "join",  # the end of a child is counted once, as it was recorded; no more children are opened than allowed
+    "wake",  # a run is woken once for each wait, by a recorded event, and never waits for one that has come
+    "signal",  # a message is recorded once, and taken once by a wait for its name
     "orphan",  # no child is left open by a run that ended, and no end of a child is left uncounted
-    "copied",  # a step that a rerun copied is that of the run it names
+    "copied",  # a step that a rerun copied equals the step in the run that the rerun names
     "actor",  # what a job does to others for somebody is recorded as done by whoever made that job
     "owner",  # no value of an owner's job is in the clear, and the numbers of an owner's keys grow
     "unique",  # no job takes a key or comes alive while another one holds the key
-    "history",  # the ledger begins as an earlier report saw it
-    "archive",  # events missing at the beginning were archived, and what was unfinished was carried over
-    "projection",  # the tables say what the events add up to
-    "export",  # an export's files are as its manifest says
-    "payload",  # a large input that an event refers to is stored as it was, and no large result differs
-    "seal",  # the ledger is what it was when it was sealed
-    "enqueue",  # the jobs are those whose enqueue was acknowledged
+    "history",  # the ledger begins with the events that an earlier report names
+    "archive",  # events missing at the beginning were archived, and unfinished jobs were carried over
+    "projection",  # the tables hold what the events add up to
+    "export",  # the files of an export match its manifest
+    "payload",  # a large input that an event refers to is stored unchanged, and so is each large result that is left
+    "seal",  # the ledger has not changed since it was sealed
+    "enqueue",  # the ledger has each job whose enqueue was acknowledged, and no other
     "final",  # every job has a final state
     "consumer",  # nothing is left in the consumers of work
 ]
@@ -80,15 +80,15 @@ class Place(Protocol):
 
     @property
     def last_hash(self) -> str:
-        """The hex sha256 of its newest event, "" for none."""
+        """The hex sha256 of its newest event, "" without one."""
         ...
 
 
 class View(msgspec.Struct, Generic[S_co], frozen=True, gc=False):
-    """What a chain adds up to, and where its next event must follow."""
+    """The state that a chain adds up to, and the place where its next event must follow."""
 
     state: S_co | None = None  #: None: the chain has no event
-    last_sequence: int = 0  #: sequence of its newest message, which may be no event
+    last_sequence: int = 0  #: sequence of its newest message, even if that is no event
     last_data: bytes = b""  #: the newest event as stored
 
     @property
@@ -98,12 +98,12 @@ class View(msgspec.Struct, Generic[S_co], frozen=True, gc=False):
 
 
 class ArchiveBound(msgspec.Struct, frozen=True):
-    """How far an archive run may not go because of a chain."""
+    """The limit that a chain sets to an archive run."""
 
     from_sequence: int  #: the first stream sequence that must stay
-    why: str  #: what it is, as the subject of a sentence
-    while_lives: str = ""  #: the process whose lease this depends on; "": it always holds
-    until: datetime | None = None  #: it holds no longer after this moment; None: it always holds
+    why: str  #: the thing that must stay, as the subject of a sentence
+    while_lives: str = ""  #: the bound holds while the lease of this process lives; "": always
+    until: datetime | None = None  #: the bound holds up to this moment; None: always
 
 
 class Aggregate(Generic[E, S]):
@@ -126,22 +126,26 @@ class Aggregate(Generic[E, S]):
         again: Callable[[E, int], E] | None = None,
         leaf: Callable[[E], str] | None = None,
     ) -> None:
-        """Declare it.
+        """Declare the aggregate.
 
         `key`: the fields of its events that name one chain, in the order of the subject.
         `union`: its events, `A | B | ...`.
         `state`: what they add up to, a class that msgspec can write and read.
-        `evolve`: state before (None: unknown or none), event, its stream sequence -> state after. Never refuses.
-        `words`: what an event says beyond its type, for a person.
+        `evolve`: state before (None: unknown or none), event, its stream sequence -> state after. It accepts every
+        event.
+        `words`: event -> its content beyond its type, for a person.
         `check`: state before, event, stream sequence -> each rule that the event breaks, and how.
-        `keeps`: the newest event of a chain and its sequence -> what an archive run must leave; None: nothing. Without
-            it the newest event of every chain stays.
-        `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
+        `keeps`: the newest event of a chain and its sequence -> the bound of an archive run; None: no bound. Without
+        `keeps` the newest event of every chain stays.
+        `keeps_of`: the types of event for which `keeps` is called, with the newest event of each; empty: with the
+        newest of any type.
         `removed`: declares that people set and remove it, and that each event holds the whole state and may follow
-            itself. So an archive run appends the newest one again instead of keeping it, unless it is of this type, or of one of these.
-        `restated`: the same of what nobody removes.
-        `again`: the newest event and its sequence -> that event as it is then appended; without it as it is.
-        `leaf`: the last words of an event's subject, where those are more than its type.
+            itself. So an archive run appends the newest one again instead of keeping it, unless it has (one of) this
+            type.
+        `restated`: the same for an aggregate that nobody removes.
+        `again`: the newest event and its sequence -> the event that is appended again; without `again` it is the same
+        event.
+        `leaf`: the last words of an event's subject, if these are more than its type.
         """
         self.name = name
         self.key = key
@@ -162,7 +166,7 @@ class Aggregate(Generic[E, S]):
 
     @functools.cached_property
     def _decoder(self) -> msgspec.json.Decoder[E]:
-        """Made when the first event is read: most processes read few of the aggregates, and each takes a millisecond."""
+        """Build the decoder at the first event: this takes a millisecond, and most processes read few aggregates."""
         return msgspec.json.Decoder(self._union)
 
     def type_of(self, event: E) -> str:
@@ -182,7 +186,7 @@ class Aggregate(Generic[E, S]):
         return f"{self.name} {'/'.join(key)}"
 
     def chain(self, names: Names, *key: str) -> str:
-        """Return the filter of one chain, always this same string for every append to it."""
+        """Return the filter of one chain: the same string for every append to that chain."""
         return ".".join((names.ledger_root, self.name, *key, ">"))
 
     def everything(self, names: Names) -> str:
@@ -190,7 +194,7 @@ class Aggregate(Generic[E, S]):
         return f"{names.ledger_root}.{self.name}.>"
 
     def of_type(self, names: Names, tag: str, *key: str) -> str:
-        """Return the subject of one chain's events of a type; without a key the filter of every chain's."""
+        """Return the subject of one chain's events of a type; without a key, a filter for those of every chain."""
         return ".".join((names.ledger_root, self.name, *(key or ("*",) * len(self.key)), tag))
 
     def subject(self, names: Names, event: E) -> str:
@@ -201,7 +205,7 @@ class Aggregate(Generic[E, S]):
         return self.type_of(event) if self._leaf is None else self._leaf(event)
 
     def is_at(self, subject: str, event: E) -> bool:
-        """Return whether a stored subject says what the event itself says, of whatever environment it is."""
+        """Return whether a stored subject fits the event, in any environment."""
         key = self.key_of(event)
         place = ".".join((self.name, *key, self._leaf_of(event)))
         return subject.partition(".")[2] == place and all(map(is_token, key))
@@ -217,9 +221,9 @@ class Aggregate(Generic[E, S]):
         return decode_message(self._decoder, message, f"{self.name} event", self.types)
 
     def view(self, newest: Message | None, last_sequence: int = 0) -> View[S]:
-        """Return what the newest event of a chain says, for aggregates whose events say the whole state.
+        """Return the view from the newest event of a chain alone, for aggregates whose events hold the whole state.
 
-        `last_sequence`: of the chain's newest message, where that is no event; see `log.end_of_chain`.
+        `last_sequence`: the sequence of the chain's newest message, if that is no event; see `log.end_of_chain`.
         """
         if newest is None:
             return View(last_sequence=last_sequence)
@@ -234,7 +238,7 @@ class Aggregate(Generic[E, S]):
     def encode(self, event: E) -> bytes:
         """Return the bytes of `event` as they will be stored.
 
-        Raises: InvalidInputError for what no reader could read again.
+        Raises: InvalidInputError for an event that no reader could read again.
         """
         try:
             data = _encode(event)
@@ -245,12 +249,12 @@ class Aggregate(Generic[E, S]):
         return data
 
     def link(self, names: Names, events: Sequence[E], place: Place) -> tuple[Entry, ...]:
-        """Link fresh events to their chain and to each other, ready to append on condition that nothing came between.
+        """Link fresh events to their chain and to each other, ready to append if nothing was appended meanwhile.
 
-        The first entry carries the condition. The events are nobody else's yet, so they are linked in place.
+        The first entry carries the condition. The events are linked in place, since nobody else has them yet.
         """
         first, chain = events[0], self.chain_of(names, events[0])
-        if len(events) == 1:  # as below, for what every job does twice
+        if len(events) == 1:  # the same as below, but faster: every job comes here twice
             force_setattr(first, "prev", place.last_hash)
             return (Entry(self.subject(names, first), self.encode(first), chain, place.last_sequence),)
         expected: int | None = place.last_sequence
@@ -268,13 +272,13 @@ class Aggregate(Generic[E, S]):
         return View(self.evolve(before, event, stream_sequence), stream_sequence, entry.data)
 
     def said_again(self, newest: Message) -> E:
-        """Return the newest event of a chain as an archive run appends it once more."""
+        """Return the event by which an archive run repeats the newest event of a chain."""
         event = self.decode(newest)
         event = event if self._again is None else self._again(event, newest.stream_sequence)
         return replace(event, prev="")
 
     def kept(self, newest: Message) -> ArchiveBound | None:
-        """Return what an archive run must leave because of a chain whose newest message this is."""
+        """Return the bound of an archive run by a chain with this newest message."""
         sequence = newest.stream_sequence
         if self._removed is not None and isinstance(self.decode(newest), self._removed):
             return None

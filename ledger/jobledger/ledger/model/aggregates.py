@@ -38,7 +38,7 @@ from jobledger.ledger.model.unreadable import UNREADABLE
 
 
 class _Jobs(Aggregate[JobEvent, Job]):
-    """Jobs: as every aggregate, with the subjects and bytes worked out as fast as can be, since every job needs them."""
+    """Jobs: like every aggregate, but with faster code for subjects and bytes, since every job needs them."""
 
     # The functions themselves: a method around each would cost a call, three times an append.
     chain_of = staticmethod(Names.chain_of)  # type: ignore[assignment]
@@ -80,16 +80,17 @@ def aggregate_for(event: Envelope) -> Aggregate[Any, Any]:
 
 
 def event_name(aggregate: str, event_type: str) -> str:
-    """Return what a type of event is called among those of all aggregates.
+    """Return the name of a type of event that is unique among all aggregates.
 
-    That is the type, as it is written in `type`; but `<aggregate>.<type>` where jobs or several others have it as well.
+    It is the type as written in `type`, or `<aggregate>.<type>` if jobs or several other aggregates have that type,
+    too.
     """
     owners = [name for name, each in AGGREGATES.items() if event_type in each.types]
     return event_type if len(owners) == 1 or aggregate == JOB.name else f"{aggregate}.{event_type}"
 
 
 def chain_named(subject: str) -> str:
-    """Return which chain a stored subject names, as a check calls it: `<queue>/<job id>`, `lock a/b`; "" for none."""
+    """Return the chain that a stored subject names, in words: `<queue>/<job id>`, `lock a/b`; "" without one."""
     aggregate = AGGREGATES.get(aggregate_of(subject))
     key = () if aggregate is None else aggregate.key_in(subject)
     if aggregate is None or len(key) < len(aggregate.key) or not all(map(is_token, key)):
@@ -98,7 +99,7 @@ def chain_named(subject: str) -> str:
 
 
 _TAGS: Final = {cls: tag for tag, cls in JOB.types.items()}
-_LONGER: Final = frozenset({Queued, Completed})  # types with subjects that may have more words than the tag
+_LONGER: Final = frozenset({Queued, Completed})  # types whose subjects may have more words than the tag
 #: One token each: an id with a wildcard in it would be a filter of other jobs' chains. Only for the few subjects whose
 #: last words name a job; for others `read_job_event` looks at queue and id, which costs a third. Possessive, since no
 #: token can end before its dot: without that a match costs twice as much.
@@ -108,18 +109,18 @@ _OF_A_JOB: Final = re.compile(
     flags=re.ASCII,
 )
 _OF_A_TOKEN: Final = f"{string.ascii_letters}{string.digits}_-"
-#: What makes a letter of each byte that may be in a token, and no letter of another. Half the time of deleting the former.
+#: A table that maps bytes of tokens to letters, and other bytes to no letter. Twice as fast as deleting the former.
 _LETTERS: Final = bytes(ord("a" if chr(byte) in _OF_A_TOKEN else " ") for byte in range(256))
 _TOKEN_CHARACTERS_MAX: Final = 64
 
 
 def read_message(subject: str, data: bytes, stream_sequence: int, stored_at: datetime) -> Message:
-    """Return what is stored under `subject`: `StoredEvent` for a job's event, a plain `Message` for another aggregate's.
+    """Return the message under `subject`: a job's event as `StoredEvent`, another aggregate's as a plain `Message`.
 
     It is `Unreadable` if it is no event: anybody who may publish to the stream can put such a message there, so no
     reader stops at it.
 
-    Raises: UnknownEventError for an event of a newer version, without which whatever is computed would be wrong.
+    Raises: UnknownEventError for an event of a newer version, since any result without that event would be wrong.
     """
     try:
         if aggregate_of(subject) == JOB.name:
@@ -146,7 +147,7 @@ def read_job_event(subject: str, data: bytes, stream_sequence: int) -> JobEvent:
     leaf = _TAGS[kind] if kind not in _LONGER else _leaf_of(event)
     root = subject.removesuffix(f".job.{queue}.{job}.{leaf}")
     if (
-        root == subject  # which ends otherwise
+        root == subject  # an event with another end of its subject
         or not root
         or "." in root
         or not (queue + job).encode().translate(_LETTERS).isalnum()

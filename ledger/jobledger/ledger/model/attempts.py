@@ -1,4 +1,4 @@
-"""The attempts of a folded job, and what the running one last said of itself. Pure."""
+"""The attempts of a folded job, and the newest progress that the running one reported. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What the running attempt last said of itself."""
+    """The newest progress that the running attempt reported."""
 
     done: float
     total: float | None
@@ -38,7 +38,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 def closed(
     attempts: tuple[Attempt, ...], event: Event, state: AttemptState, *, error: ErrorInfo | None = None
 ) -> tuple[Attempt, ...]:
-    """Return the attempts, of which none is open any more: the open one ended with `event`, in `state`."""
+    """Return the attempts with the open one closed: it ended with `event`, in `state`."""
     if not attempts or attempts[-1].state != "running":
         return attempts
     ended = msgspec.structs.replace(attempts[-1], state=state, finished_at=event.at, error=error)

@@ -1,8 +1,8 @@
 """One job's chain: the fold with the position and hash the next append must build on.
 
-`transact` stores what a decision gives: read (unless known), decide, append on condition; again from the newest
-view when somebody else was faster. Enqueueing and claiming, where a lost race means something else, use
-`link` and `commit`. `commit_all` appends to several chains of any aggregate as one.
+`transact` stores the events of a decision: read (unless known), decide, append on condition; if somebody else was
+faster, once more from the newest view. For an enqueue and a claim a lost race means something else: they use `link`
+and `commit`. `commit_all` appends to several chains of any aggregate as one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jobledger.ledger.model.subjects import JobRef, Names
 
 #: Lost races in a row after which a writer gives up; each one means that somebody else made progress.
 TRANSACT_TRIES_MAX = 16
-#: Pause before a chain is read again because a known event was not in it.
+#: The pause before a chain is read again, if a known event was not in it.
 _LAG_S = 0.02
 
 
@@ -36,15 +36,15 @@ class JobView(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A job and the place in the log where its next event must follow."""
 
     folded: Job | None = None  #: the job before `unfolded`
-    last_sequence: int = 0  #: sequence of its newest message, which may be no event
+    last_sequence: int = 0  #: sequence of its newest message, even if that is no event
     last_data: bytes = b""  #: the newest event as stored
     unfolded: tuple[
         JobEvent, ...
-    ] = ()  #: the newest events, not folded yet: often nobody asks for the job after them
+    ] = ()  #: the newest events, folded only when the job is asked for, which is seldom
 
     @property
     def job(self) -> Job | None:
-        """The job as all events add up; folded when it is first asked for."""
+        """The job after all events; it is folded at the first call."""
         if self.unfolded:
             job, sequence = self.folded, self.last_sequence - len(self.unfolded)
             for event in self.unfolded:
@@ -68,7 +68,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def last_hash(self) -> str:
-        """What the next event's `prev` must be; worked out only where a chain goes on."""
+        """The `prev` of the next event; computed only when another event is appended."""
         return digest(self.last_data) if self.last_data else ""
 
 
@@ -103,7 +103,7 @@ def link(chain: JobView, events: Sequence[JobEvent], names: Names) -> LinkedEven
 
 
 def first_entry(event: JobEvent, names: Names) -> Entry:
-    """Return what `link` makes of the first event of a chain: there is nothing before it to link it to."""
+    """Return the entry that `link` makes of a chain's first event, which has no event before it."""
     return Entry(names.event(event), encode(event), names.chain_of(event), 0)
 
 
@@ -140,7 +140,7 @@ async def catch_up(log: Log, ref: JobRef, view: JobView) -> JobView:
 
 
 def view_of(events: ChainEvents) -> JobView:
-    """Return a chain as it was read."""
+    """Return the view of a chain that was read."""
     view = fold(events)
     if events.last_sequence > view.last_sequence:  # a message that is no event follows the newest one
         view = JobView(view.job, events.last_sequence, view.last_data)
@@ -173,12 +173,12 @@ class _BegunCommit(msgspec.Struct, eq=False):
 def begin_commit(
     log: Log, chain: JobView, events: Sequence[JobEvent], answered: Callable[[JobView | Exception], None]
 ) -> None:
-    """Append as `commit` does, without a wait; `answered` gets what `commit` returns or raises, never from here."""
+    """Append as `commit` does, without a wait; `answered` gets what `commit` returns or raises, later."""
     linked = link(chain, events, log.names)
     log.begin(linked.entries, _BegunCommit(chain, linked, answered))
 
 
-#: What one chain of an append gets: where it stands, and the events decided on that, in their order; at least one.
+#: One chain's part of an append: the view of it, and the events decided on that view, in their order; at least one.
 Addition = tuple[Place, Sequence[Envelope]]
 
 
@@ -201,7 +201,7 @@ T = TypeVar("T")
 
 
 async def retry_raced(attempt: Callable[[], Awaitable[T]], *, tries_max: int = TRANSACT_TRIES_MAX) -> T:
-    """Return what `attempt` returns: it loads, decides and appends, and is called again when another was faster.
+    """Call `attempt`, which loads, decides and appends, again when another writer was faster; return its result.
 
     Each lost race means that somebody else made progress, so a few tries are enough.
 
@@ -218,10 +218,10 @@ async def retry_raced(attempt: Callable[[], Awaitable[T]], *, tries_max: int = T
 
 
 async def transact_all(log: Log, decide_all: Callable[[], Awaitable[Sequence[Addition]]]) -> int:
-    """Decide on several chains and append to all of them as one, again from the newest views when another was faster.
+    """Decide on several chains and append to all as one; again from the newest views when another writer was faster.
 
-    `decide_all` reads the chains each time it is called, and returns what each gets, or raises a refusal; an empty
-    list appends nothing. Returns the first event's sequence, 0 for nothing.
+    `decide_all` reads the chains at each call, and returns the events for each, or raises a refusal; an empty list
+    appends nothing. Returns the first event's sequence, 0 for nothing.
 
     Raises: what `decide_all` raises, WrongSequenceError after too many lost races, and what `Log` raises.
     """
@@ -241,17 +241,17 @@ async def transact(
     *,
     known: JobView | None = None,
 ) -> JobView:
-    """Decide `command` on the newest view of the job and append what follows; return the chain after it.
+    """Decide `command` on the newest view of the job and append the events; return the chain after them.
 
     `known` saves the first read when the caller's view is likely the newest; a refusal that rests on it is
-    decided again on the stored chain. None rests on a view older than what was known to be there before: a replica
-    that lags may show one. Safe to repeat: an outcome or transition that was already recorded is refused by `decide`.
+    decided again on the stored chain. No refusal rests on a view older than `known`, as a replica that lags may
+    return. Safe to repeat: an outcome or transition that was already recorded is refused by `decide`.
 
     Raises: what `decide` refuses with (JobNotFoundError, IllegalTransitionError and its kin),
         WrongSequenceError after too many lost races, and what `Log` raises.
     """
     found = known
-    reached = 0 if known is None else known.last_sequence  # what the newest view has at the least
+    reached = 0 if known is None else known.last_sequence  # the newest view reaches at least this sequence
 
     async def attempt() -> JobView:
         nonlocal found, reached

@@ -1,4 +1,4 @@
-"""Time as an argument: what the code reads instead of the system's clocks, so that tests can own it."""
+"""Time as an argument: the code reads a `Clock` instead of the system's clocks, so that tests can set the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """A source of time."""
 
     def now(self) -> datetime:
         """Return the wall clock as an aware UTC datetime with microseconds; it may jump."""
@@ -26,7 +26,8 @@ class SystemClock:
         """Return the current UTC time."""
         return datetime.now(UTC)
 
-    #: CLOCK_MONOTONIC, which goes on while the process is stopped. Read several times for each event: no call around it.
+    #: CLOCK_MONOTONIC, which goes on while the process is stopped. No function around it, since it is read several
+    #: times for each event.
     monotonic = staticmethod(time.monotonic)
 
 

@@ -64,9 +64,9 @@ TIMELESS: Final = frozenset(EVENT_CLASSES) - {
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the log holds at one stream sequence, whatever aggregate it is about.
+    """The content of the log at one stream sequence, of any aggregate.
 
-    An event of a job comes as `StoredEvent`; another one is read by who knows its aggregate, from `data`.
+    An event of a job comes as `StoredEvent`; code that knows another aggregate decodes its events from `data`.
     """
 
     data: bytes  #: exactly as stored
@@ -89,9 +89,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Unreadable(Message, frozen=True, kw_only=True, gc=False):
-    """What the log holds at a stream sequence and is no event: readers set it aside and go on.
+    """A stored message that is no event: readers set it aside and go on.
 
-    It is not counted as an event of any chain. Only the condition of the next append has to name its sequence.
+    It is not counted as an event of any chain. Only the condition of the next append has to name its stream sequence.
     """
 
     why: str  #: one sentence
@@ -104,9 +104,9 @@ class StoredEvent(Message, frozen=True, kw_only=True, gc=False):
 
 
 def encode(event: JobEvent) -> bytes:
-    """Return the bytes of `event`; at most one call per append, since `prev` must be in it.
+    """Return the bytes of `event`, whose `prev` must be set: so at most one call per append.
 
-    Raises: InvalidInputError for what no reader could read again; nothing else has a place to be refused later.
+    Raises: InvalidInputError for an event that no reader could read again; no later code could refuse it.
     """
     if event.key:
         require_sealed(event)
@@ -129,10 +129,10 @@ def encode(event: JobEvent) -> bytes:
 
 
 def _is_plain_dispatch(event: JobEvent) -> bool:
-    """Whether every value was made, checked or read from the ledger by us, as those of `started` and `completed` are.
+    """Whether this code made, checked or read every value from the ledger, as for `started` and `completed`.
 
-    These events are the most frequent; skipping a check saves a microsecond. Others hold users' words and numbers, of
-    types that nobody checked. An event that cannot be read would stop every reader of the ledger, for good.
+    These events are the most frequent, and a skipped check saves a microsecond. Other events hold words and numbers of
+    users, whose types nobody checked. An event that cannot be read would stop every reader of the ledger, for good.
     """
     return isinstance(event, Queued) and (
         event.cause == "new" or (event.cause == "admitted" and not event.reason)
@@ -140,14 +140,14 @@ def _is_plain_dispatch(event: JobEvent) -> bool:
 
 
 def decode(data: bytes, *, stream_sequence: int = 0, subject: str = "") -> JobEvent:
-    """Return the event in `data`; the rest is for the error; `subject` tells an event of a newer version from rubbish.
+    """Return the event in `data`; `subject` tells an event of a newer version from rubbish; the rest is for the error.
 
     Raises: UnknownEventError for an event of a newer version, MalformedEventError for anything else.
     """
     try:
         event = _decoder.decode(data)
         if not data.isascii():
-            data.decode()  # a raw value may be no text
+            data.decode()  # a raw value may hold bytes that are no text
         return _within_bounds(event)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise _refusal(
@@ -175,7 +175,7 @@ def decode_message(
 def check_message(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
     """Return the event in stored bytes.
 
-    Raises: msgspec.MsgspecError, RecursionError, UnicodeError for what is no event of this version.
+    Raises: msgspec.MsgspecError, RecursionError, UnicodeError for bytes that are no event of this version.
     """
     data.decode()
     return _within_bounds(decoder.decode(data))
@@ -222,7 +222,7 @@ def _moments(value: object) -> Iterator[datetime]:
 
 @functools.cache
 def _timed_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields of a class in which a time may be: a grant of 500 jobs has but one."""
+    """Return the fields of a class that may hold a time: of a grant of 500 jobs only one."""
     return tuple(each.name for each in msgspec.structs.fields(kind) if _may_be_time(each.type))
 
 
@@ -235,7 +235,7 @@ def _may_be_time(kind: object) -> bool:
 def _refusal(
     error: Exception, noun: str, types: Collection[str], *, data: bytes, sequence: int, subject: str
 ) -> CorruptLedgerError:
-    """Return what is to be raised instead of an event."""
+    """Return the error to raise instead of an event."""
     where = {"stream_sequence": sequence, "next_sequence": sequence + 1}
     if newer(data, subject, types):
         return UnknownEventError(
@@ -247,7 +247,7 @@ def _refusal(
 
 
 class _Outline(msgspec.Struct):
-    """What an event has in every version, whatever it is about."""
+    """The fields that every event has in every version."""
 
     type: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
     v: Annotated[int, msgspec.Meta(ge=1, le=WHOLE_MAX)]
@@ -271,8 +271,8 @@ def _outline(data: bytes) -> str:
 def newer(data: bytes, subject: str, types: Collection[str]) -> bool:
     """Return whether this is an event that a later version of this program may have appended.
 
-    It has all that events have in every version, is of a type that is not among `types` or of a higher form, and its
-    subject, where that is known, says the same of it. Anything else is no event, whoever reads it.
+    It has the fields of every version, a type that is not among `types` or a higher form, and a subject, if known,
+    that fits this. Anything else is no event for any reader.
     """
     try:
         found = _outline_decoder.decode(data)
@@ -299,5 +299,5 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}", flags=re.ASCII)
 
 
 def is_digest(name: str) -> bool:
-    """Return whether `name` is a sha256 as we write them: nothing else may become the name of a file."""
+    """Return whether `name` is a sha256 in our form: nothing else may become the name of a file."""
     return _DIGEST.fullmatch(name) is not None

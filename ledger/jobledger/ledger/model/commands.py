@@ -1,4 +1,4 @@
-"""What may be asked of a job: one class a command. What follows from each is decided in `decisions`."""
+"""The commands to a job, one class each. `decisions` decides which events follow from them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     correlation: str = ""
     causation: str = ""
     authority: Principal | None = None  #: whose rights the command is decided with; None: an operator's
-    form: int = FORM  #: up to which form events may be decided: the ledger's
+    form: int = FORM  #: the highest form of the events to decide: the ledger's form
 
     def require_form(self, form: int, what: str) -> None:
-        """Prove that an event of a form may be written. Raises: RefusedError, which begins with `what`."""
+        """Prove that an event of a form may be written. Raises: RefusedError, whose text begins with `what`."""
         if self.form < form:
             raise RefusedError(
                 f"{what} needs form {form} of the ledger, which has form {self.form}: run `jobledger upgrade finish` when "
@@ -53,7 +53,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def fact(self) -> dict[str, Any]:
-        """What a fact about something that people set has of it."""
+        """Return the fields of the stamp for a fact about a setting."""
         return {"at": self.at, "by": self.by, "trace": self.trace}
 
 
@@ -70,12 +70,12 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     run_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would make a job that can never run, or an event that can never be read.
+        """Refuse a job that could never run, and an event that could never be read.
 
         Raises: InvalidInputError.
         """
         order = self.order
-        if self.run_at is not None:  # most jobs do not have one, and are spared a call
+        if self.run_at is not None:  # most jobs have none, and this saves them a call
             keep_utc(self, "run_at")
         if order.timeout_s is not None:
             check_finite("timeout_s", order.timeout_s)
@@ -94,16 +94,18 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: Cause
     priority: Priority | None = None  #: None: as before
-    #: `Job.wait_sequence` of the wait that this ends; it ends no wait begun since. None: any wait.
+    #: `Job.wait_sequence` of the wait that this ends; it does not end a later wait. None: any wait.
     asked_by: int | None = None
     reason: str = ""  #: the reason of an operator who ends the wait
-    grant: int = 0  #: stream sequence of the `granted` by which its limits admitted it; with the cause `admitted` alone
+    grant: int = (
+        0  #: stream sequence of the `granted` by which its limits admitted it; only with the cause `admitted`
+    )
 
 
 class PutBack(msgspec.Struct, frozen=True, kw_only=True):
     """Let a job with limits wait for them again, because nobody claimed it since they admitted it."""
 
-    asked_by: int  #: `Job.wait_sequence` of the wait in its queue; a claim or a dispatch since is not undone
+    asked_by: int  #: `Job.wait_sequence` of the wait in its queue; a later claim or dispatch is not undone
 
 
 class Reschedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,16 +133,16 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     lease_s: float
-    lost_epoch: int  #: the claim that was seen to be over
+    lost_epoch: int  #: the claim that is over
 
 
 class Rescue(msgspec.Struct, frozen=True, kw_only=True):
-    """Put a running job whose worker's lease is over back into its queue, where nobody else is left to take it over.
+    """Put a running job, whose worker's lease is over and which nobody can take over, back into its queue.
 
     Its dispatch is not delivered any more: obey its cancel, dispatch it again, or give it up. The attempt is lost.
     """
 
-    lost_epoch: int  #: the claim that was seen to be over
+    lost_epoch: int  #: the claim that is over
 
 
 class Complete(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -149,7 +151,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     epoch: int
     result: msgspec.Raw = NO_VALUE
     result_ref: PayloadRef | None = None
-    unvisited: tuple[str, ...] = ()  #: keys of steps that are recorded and that the code did not ask for
+    unvisited: tuple[str, ...] = ()  #: keys of recorded steps that the code did not ask for
     successor: str = ""  #: id of the run that goes on where this one ends
 
 
@@ -160,8 +162,8 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo
     retry_at: datetime | None = None  #: None: at once
     retry_priority: Priority | None = None  #: None: as before
-    give_up: DeadReason | None = None  #: no retry, whatever is left
-    offers_again: bool = False  #: whether whoever records it then has the job's work item delivered again
+    give_up: DeadReason | None = None  #: no retry, even if attempts are left
+    offers_again: bool = False  #: whether the recorder then has the job's work item delivered again
 
     def __post_init__(self) -> None:
         """Check the moment."""
@@ -191,8 +193,8 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     until: datetime | None = None
-    event: str = ""  #: `job.OPERATOR`: wait until a person resumes it, as one asked for
-    steps: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
+    event: str = ""  #: `job.OPERATOR`: wait until a person resumes it, because a person asked for the pause
+    steps: tuple[str, ...] = ()  #: keys of steps: the run resumes when the first of them is over
     undos: int = 0  #: how many undos are registered
 
     def __post_init__(self) -> None:
@@ -209,7 +211,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Say how far the attempt is."""
+    """Report how far the attempt is."""
 
     epoch: int
     done: float
@@ -229,17 +231,17 @@ class CancelJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmCancel(msgspec.Struct, frozen=True, kw_only=True):
-    """Record that the running attempt ended because it was told to, or asked to itself."""
+    """Record that the running attempt ended by request: somebody's, or its own."""
 
     epoch: int
     reason: str = ""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """Give up a job that has no outcome, such as after too many deliveries."""
+    """Give up a job that has no outcome, for example after too many deliveries."""
 
     reason: DeadReason
-    epoch: int = 0  #: the claim under which it was seen running; 0 when it was seen queued
+    epoch: int = 0  #: the claim under which the caller found it running; 0: found queued
     error: ErrorInfo | None = None
 
 
@@ -260,7 +262,7 @@ class Discard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fence(msgspec.Struct, frozen=True, kw_only=True):
-    """Leave the receipt of an outcome that was refused."""
+    """Record the receipt of a refused outcome."""
 
     epoch: int
     attempt: int
@@ -269,10 +271,12 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carry(msgspec.Struct, frozen=True, kw_only=True):
-    """Store the whole job once more, before events up to `through` are taken away; it stays as it is."""
+    """Store the whole job once more, unchanged, before events up to `through` are removed."""
 
     through: int  #: stream sequence
-    tracebacks: bool = True  #: False leaves out those of its attempts, which may make it too large
+    tracebacks: bool = (
+        True  #: False: without the tracebacks of its attempts, which may make the event too large
+    )
 
 
 class StartStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +316,7 @@ class CompleteStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result_ref: PayloadRef | None = None
     tries: int = 1
     duration_ms: float = 0.0
-    signal: int = 0  #: `KeptSignal.sequence` of the signal that it takes
+    signal: int = 0  #: `KeptSignal.sequence` of the signal that the step takes
     copied: CopiedEnd | None = None
 
     def __post_init__(self) -> None:
@@ -340,7 +344,7 @@ class FailStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """Count ends of another run's children as those of a step that was begun as a copy."""
+    """Count ends of another run's children as ends of children of a step that was begun as a copy."""
 
     epoch: int
     step: str
@@ -354,7 +358,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     completed: Ranges = ()
     failed: Ranges = ()  #: cancelled or discarded
-    dead: Ranges = ()  #: dead letters; the step's order says whether these have ended
+    dead: Ranges = ()  #: dead letters; the step's order decides whether these count as ended
     count: int | None = None  #: how many items an open group has, once that is known
 
 
@@ -399,7 +403,7 @@ class RequestPause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Let a job go on that a person paused: run it if what it waited for has come, else let it wait as before."""
+    """End a person's pause of a job: run the job if the awaited thing has come, else let it wait as before."""
 
     reason: str = ""
 

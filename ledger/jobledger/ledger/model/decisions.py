@@ -1,7 +1,7 @@
 """`decide`: which facts follow from a command, or which refusal.
 
 Pure and total: for every job and command it returns events or raises one of our refusals; it reads no clock
-and does no I/O. Whether the view it was given was the newest is checked later, by the conditional append.
+and does no I/O. The conditional append checks later that the given view was the newest.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ _asdict: Final = msgspec.structs.asdict
 def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
     """Return the events that `command` adds to `job`, to be appended as one; at least one.
 
-    Raises: JobExistsError, JobNotFoundError, StaleClaimError, IllegalTransitionError and what is below it, and
-        AccessDeniedError; nothing else.
+    Raises: JobExistsError, JobNotFoundError, StaleClaimError, IllegalTransitionError and its subclasses, and
+    AccessDeniedError; nothing else.
     """
     if stamp.authority is not None:
         permit(stamp.authority, job, command)
@@ -121,7 +121,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         if isinstance(command, Enqueue):
             return (_first(command, stamp),)
         raise JobNotFoundError("?")
-    # The commands of every job come first, since each case that does not match costs a tenth of a microsecond.
+    # The most frequent commands come first, since each case that does not match costs a tenth of a microsecond.
     match command:
         case Claim():
             return _claim(job, command, stamp)
@@ -145,7 +145,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return cancel(job, command, stamp)
         case DeadLetter():
             require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
-            facts.check_epoch(job, command.epoch)  # a claim made meanwhile has its own outcome
+            facts.check_epoch(job, command.epoch)  # a later claim has its own outcome
             lost = _lost(job, stamp) if job.state is _RUNNING else ()
             return (*lost, dead_lettered(job, stamp, command.reason, command.error))
         case Requeue():
@@ -210,7 +210,7 @@ _OUTCOME_TYPES: dict[type[Outcome], str] = {
 }
 
 
-#: What `_first` names one by one of an order; a job that says any other field goes the way of all fields.
+#: The fields of an order that `_first` names one by one; a job that sets another field takes the slower path below.
 _OFTEN_SAID: Final = (
     "priority",
     "input",
@@ -234,7 +234,8 @@ _RARELY_SAID_SEALED: Final = _rarely_said_sealed(Order())
 def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     given, ref = command.order, command.ref
     if command.run_at is None and _rarely_said(given) == _RARELY_SAID:
-        # As nearly all jobs begin. Of more than 15 named arguments Python makes a dict first, which costs as much again.
+        # Nearly all jobs begin here. For more than 15 named arguments Python makes a dict first, which doubles the
+        # time.
         return Queued(
             v=1,
             at=stamp.at,
@@ -284,7 +285,7 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     }
     if command.run_at is not None and command.run_at > stamp.at:
         return Scheduled(**order, run_at=command.run_at)
-    if command.order.deadline_s is not None:  # the timers hear of such events, and of no `queued`
+    if command.order.deadline_s is not None:  # the timers read such events, and no `queued`
         return Scheduled(**order, run_at=stamp.at)
     return Held(**order) if command.order.limits else Queued(**order)
 
@@ -296,9 +297,10 @@ def _order_fields(order: Order, stamp: Stamp) -> dict[str, Any]:
     return fields
 
 
-#: Causes of a dispatch that only follows from another command, in the same batch or as its only event.
+#: Causes of a dispatch that only another command makes, in the same batch or as its only event.
 _NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted", "ungranted", "cancelling"})
-#: Up to this many bytes `queued` as admitted repeats the input: nearly every one fits, and little is stored twice.
+#: `queued` with the cause `admitted` repeats an input up to this many bytes: nearly every input fits, and little is
+#: stored twice.
 _AGAIN_BYTES_MAX: Final = 4096
 
 
@@ -329,12 +331,12 @@ def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
 
 
 def _order_again(job: Job) -> dict[str, Any]:
-    """Return a job's whole order before its first attempt, if its input is small: a worker then reads no chain."""
+    """Return a job's whole order before its first attempt if its input is small: a worker then reads no chain."""
     return {} if job.attempts or not _is_small(job.order) else _asdict(job.order)
 
 
 def _order_of_retry(job: Job) -> dict[str, Any]:
-    """Return a job's whole order and its attempts given back, if the next attempt needs no more and its input is small."""
+    """Return a job's order and its attempts given back, if the next attempt needs only these and the input is small."""
     given_back = _given_back(job)
     if given_back is None or job.order.limits or not _is_small(job.order):
         return {}
@@ -357,7 +359,7 @@ def _put_back(job: Job, command: PutBack, stamp: Stamp) -> Events:
 
 
 def _reschedule(job: Job, command: Reschedule, stamp: Stamp) -> Scheduled:
-    """Move the moment for which a job waits; its older timer then names a wait that is over."""
+    """Move the moment for which a job waits; its older timer then belongs to a wait that is over."""
     require(job, "be rescheduled", JobState.SCHEDULED, JobState.RETRY_WAIT)
     if job.due_at is None:  # between two events of one batch
         raise IllegalTransitionError(job.id, "about to go on", "be rescheduled")
@@ -384,7 +386,7 @@ def _claim(job: Job, command: Claim, stamp: Stamp) -> Events:
 
 def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
     key = job.order.key
-    return Started(  # its envelope written out, as `_complete` has it: each job has one of both
+    return Started(  # the envelope is written out here and in `_complete`, for speed: each job has one of both events
         v=VERSION_SEALED if key else 1,
         key=key,
         prev="",
@@ -410,9 +412,9 @@ def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
 
 
 def _lost(job: Job, stamp: Stamp) -> Events:
-    """Return the event that the running attempt is lost, for its readers; what follows goes into the same append.
+    """Return the event that tells readers of the loss of the running attempt; the next event is in the same append.
 
-    What follows says so by itself, too: an earlier release has no such event, and its ledger gets none.
+    The next event implies it, too: an earlier release does not know `lost`, and its ledger gets none.
     """
     if stamp.form < Lost.since_form:
         return ()
@@ -421,7 +423,7 @@ def _lost(job: Job, stamp: Stamp) -> Events:
 
 
 def _end_lost(job: Job, stamp: Stamp) -> Events:
-    """Return the end of a job whose newest attempt is lost; () where it may be tried again, or may have to undo."""
+    """Return the end of a job whose newest attempt is lost; () if it may be tried again, or may have undos to do."""
     if job.cancel_requested and not job.may_undo:
         return (cancelled(job, stamp, job.cancel_reason),)
     if not job.attempts_left_if_lost:
@@ -462,13 +464,13 @@ def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
 
 
 def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
-    """Return the whole job, and a new work item where the old one, which a worker still needs, is archived."""
+    """Return the whole job, and a new work item if the old one is archived and a worker still needs it."""
     in_use = job.state in (JobState.QUEUED, JobState.RUNNING)
     needs_work_item = in_use and job.dispatch_sequence <= command.through
     # An archive run that went less far carried it but left the work item in place: then it is carried once more.
     if job.carried_sequence > command.through and not needs_work_item:
         raise IllegalTransitionError(job.id, f"carried at {job.carried_sequence} already", "be carried again")
-    # A child may be needed: its run reads how it ended when the last child of the step has ended.
+    # A child may still be needed: its run reads the child's end when the last child of the step has ended.
     if job.state in CLOSED_STATES and job.last_sequence <= command.through and job.member is None:
         raise IllegalTransitionError(job.id, f"{job.state.value} and goes away whole", "be carried")
     state = carried_job(job, tracebacks=command.tracebacks)
@@ -507,7 +509,7 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
         result_ref=command.result_ref,
         limited=job.order.limits != (),
     )
-    if job.order.member is not None or job.steps:  # seldom: a run, or a child whose run is told
+    if job.order.member is not None or job.steps:  # seldom: a run, or a child that tells its run
         told = {"unvisited": command.unvisited, "successor": command.successor, **of_family(job)}
         completed = msgspec.structs.replace(completed, **told)
     return (completed,)
@@ -557,9 +559,9 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
 
 
 def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | None:
-    """Return what follows if somebody asked the attempt to end or to pause; None where its own command counts.
+    """Return the events if somebody asked the attempt to end or to pause; None: its own command counts.
 
-    A run goes on in another attempt, which finds the request: only there it is known what is to be undone.
+    A run goes on in another attempt, which finds the request: only that attempt knows what has to be undone.
     """
     if job.may_undo:
         return None
@@ -570,7 +572,7 @@ def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | 
 
 
 def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
-    """Return a failure and, in the same batch, what follows for the job, so that no reader sees it in between."""
+    """Return a failure and, in the same batch, its consequence, so that no reader sees the job between the two."""
     fields: dict[str, Any] = {
         **envelope(job, stamp),
         "attempt": job.attempts_count,
@@ -582,7 +584,7 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
     if is_last:
         reason = command.give_up or "exhausted"
         return (Failed(**fields), dead_lettered(job, stamp, reason, command.error))
-    # A run that is to end does its undos in another attempt, which need not wait for the time of a retry.
+    # A run that has to end does its undos in another attempt, which need not wait for the time of a retry.
     is_later = command.retry_at is not None and command.retry_at > stamp.at and not job.cancel_requested
     if job.pause_requested and not job.cancel_requested:
         until = command.retry_at if is_later else None
@@ -599,13 +601,13 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
     priority = command.retry_priority or job.order.priority
     offers_again = command.offers_again and stamp.form >= RETRIES_FORM
     if offers_again and priority == job.order.priority and not job.order.limits:
-        # Its work item is delivered again: an append of one event costs the server a tenth of one of two.
+        # Its work item is delivered again, since an append of one event costs the server a tenth of an append of two.
         return (msgspec.structs.replace(Failed(**fields, **known), v=VERSION_RETRIED),)
     after = ready(job, stamp, "retried", **{**_order_of_retry(job), "priority": priority})
     return (Failed(**fields, retry_at=stamp.at), after)
 
 
 def _given_back(job: Job) -> int | None:
-    """Return how many attempts do not count, if the next attempt needs no more of the job than that and its order."""
+    """Return how many attempts do not count; None if the next attempt needs more of the job than that and its order."""
     has_more = job.steps or job.signals or job.checkpoint is not NO_VALUE or job.checkpoint_ref is not None
     return None if has_more else job.attempts_given_back

@@ -61,8 +61,8 @@ LedgerError
     ├── ResultMismatchError
     └── ResultTimeoutError
 
-Those of runs are in `model.runs.errors`, those of subscriptions in `jobledger.ledger.subscriptions.errors`, those of
-exports and archives in `jobledger.audit.errors`: below the same root and branches.
+Below the same root and branches are the errors of runs (`model.runs.errors`), of subscriptions
+(`jobledger.ledger.subscriptions.errors`), and of exports and archives (`jobledger.audit.errors`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-#: What became of a large value: stored as the event says, gone, or there with another sha256.
+#: The state of a large value: stored with the sha256 in the event, gone, or stored with another sha256.
 PayloadState = Literal["stored", "gone", "differs"]
 
 
@@ -87,7 +87,7 @@ class ConfigurationError(InvalidError):
 
 
 class NoDataFolderError(InvalidError):
-    """This user has no home folder, so there is no place for our files where none was named."""
+    """This user has no home folder, and no other place for our files was named."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -114,7 +114,7 @@ class InvalidTokenError(InvalidError):
 class TaskDefinitionError(InvalidError):
     """A function cannot be a task as it is written; the sentence says what to write instead.
 
-    `@task` raises it for what is no plain function. Annotations that JSON cannot hold are found when a worker or a
+    `@task` raises it for anything but a plain function. Annotations that JSON cannot hold are found when a worker or a
     command loads the task, and by the first enqueue.
     """
 
@@ -195,7 +195,7 @@ class OwnerNotFoundError(NotFoundError):
 
 
 class LedgerNotFoundError(NotFoundError):
-    """There is no ledger at this place; raised by `connect(create=False)`, which made nothing.
+    """There is no ledger at this place; raised by `connect(create=False)`, which created nothing.
 
     Somebody deleted its stream, or environment or address name another place than intended.
     """
@@ -205,7 +205,7 @@ class LedgerNotFoundError(NotFoundError):
         self.url = url
         self.environment = environment
         self.others = others
-        self.more = more  #: a sentence of the caller on a ledger that was here before
+        self.more = more  #: the caller's sentence on a ledger that was here before
         what = f"no ledger of environment {environment!r}" if environment else "no ledger"
         advice = "the first enqueue or worker makes it"
         if others:
@@ -216,7 +216,7 @@ class LedgerNotFoundError(NotFoundError):
         super().__init__(f"there is {what} at {url}: {more or advice}")
 
     def with_more(self, more: str) -> LedgerNotFoundError:
-        """Return the error with what somebody else knows of a ledger that was there, instead of its own advice."""
+        """Return the error with the caller's sentence on a ledger that was there, instead of its own advice."""
         return LedgerNotFoundError(self.url, self.environment, self.others, more)
 
 
@@ -225,7 +225,7 @@ class RefusedError(LedgerError):
 
 
 class AccessDeniedError(RefusedError):
-    """Whoever acts lacks the permission, or is not bound to the queue or the task."""
+    """The caller lacks the permission, or is bound to other queues or tasks."""
 
 
 class AmbiguousIdError(RefusedError):
@@ -273,9 +273,9 @@ class InputMismatchError(RefusedError):
     """A job of this id exists with another input, or of another task; it stays as it is.
 
     Raised by every way to enqueue. Give the new job another id, or say `on_other_input="keep"` to get the existing job.
-    `context.ledger.enqueue` raises it also for ids that it made: make the same jobs in the same order each time. It is
-    also raised where somebody else made a job of such an id, and for a task with `Unique(for_s=...)` where a job of
-    another task has the id of the period.
+    `context.ledger.enqueue` raises it also for ids that it derived: make the same jobs in the same order in each
+    attempt. It is also raised if somebody else made a job with such an id, and for a task with `Unique(for_s=...)` if
+    a job of another task has the id of the period.
     """
 
     def __init__(
@@ -283,11 +283,12 @@ class InputMismatchError(RefusedError):
     ) -> None:
         self.job_id = job_id  #: the job that exists
         self.queue = queue
-        self.parent_id = parent_id  #: the job whose code makes it without giving an id; "": none
-        #: Names of arguments, sorted; "task" alone for a job of another task, "parent" for one that somebody else made.
+        self.parent_id = parent_id  #: the job whose code enqueued without an id; "": none
+        #: Names of the differing arguments, sorted; or only "task" for a job of another task, "parent" for somebody
+        #: else's job.
         self.differing = differing
         self.number: int | None = None  #: the input's number in `enqueue_many`, from 0
-        #: In `enqueue_many` further ones, the first hundred of them; each has its number.
+        #: In `enqueue_many`: the first hundred further errors; each has its number.
         self.others: tuple[InputMismatchError, ...] = ()
         what = "for another task" if differing == ["task"] else f"with another input ({', '.join(differing)})"
         if remedy:
@@ -311,7 +312,7 @@ class InputMismatchError(RefusedError):
 
 
 class StaleClaimError(RefusedError):
-    """A worker spoke for a claim that is no longer the job's; its outcome must be dropped."""
+    """A worker acted under a claim that is no longer the job's; its outcome must be dropped."""
 
     def __init__(self, job_id: str, held_epoch: int, current_epoch: int) -> None:
         self.job_id = job_id
@@ -344,13 +345,13 @@ class LockHeldError(RefusedError):
 class LockLostError(RefusedError):
     """A lock was not held to the end: others may have worked on what it guards. Undo, or do it again.
 
-    Raised by `HeldLock.check`, and by the end of a block whose lock was lost inside it.
+    Raised by `HeldLock.check`, and at the end of a block that lost its lock.
     """
 
     def __init__(self, scope: str, lock_id: str, fencing_number: int, why: str) -> None:
         self.scope = scope
         self.lock_id = lock_id
-        self.fencing_number = fencing_number  #: stale now: what it guards must refuse it
+        self.fencing_number = fencing_number  #: stale now: the guarded resource must refuse it
         super().__init__(f"lock {scope}/{lock_id} of fencing number {fencing_number} is lost: {why}")
 
 
@@ -365,7 +366,7 @@ class LockTimeoutError(RefusedError):
     """The lock was not free within the time given; nothing was changed."""
 
     def __init__(self, scope: str, lock_id: str, holder: str, fencing_number: int, wait_s: float) -> None:
-        self.holder = holder  #: `<host>-<pid>-<random>`; "" when it was let go at that very moment
+        self.holder = holder  #: `<host>-<pid>-<random>`; "" if it was released at that very moment
         self.fencing_number = fencing_number
         held = f"is held by {holder} since stream sequence {fencing_number}" if holder else "was always taken"
         super().__init__(f"lock {scope}/{lock_id} {held}: gave up after {wait_s:g} s")
@@ -394,7 +395,7 @@ class LedgerFullError(RefusedError):
 
 
 class LedgerThrottledError(LedgerFullError):
-    """The ledger keeps the rest of its room for the jobs that it has; the new one was not stored. Try again later."""
+    """The ledger keeps the rest of its room for its present jobs; the new one was not stored. Try again later."""
 
 
 class LedgerClosedError(RefusedError):
@@ -402,15 +403,15 @@ class LedgerClosedError(RefusedError):
 
 
 class ForeignLoopError(RefusedError):
-    """A client, or what was opened with it, is used where it does not live; nothing was sent.
+    """A client, or an object opened with it, is used outside its event loop or process; nothing was sent.
 
-    An asynchronous `Ledger` lives in the event loop that connected it. A reading of events lives in its process, and
-    so does a lock: a forked child does not have them. Raised at once, for waiting there would never end.
+    An asynchronous `Ledger` lives in the event loop that connected it. A lock or a reader of events lives in its
+    process: a forked child does not have them. Raised at once, since a wait there would never end.
     """
 
 
 class StreamMismatchError(RefusedError):
-    """A stream or consumer exists with settings that would break a guarantee; it was left as it is."""
+    """A stream or consumer has settings that would break a guarantee; it was not changed."""
 
     def __init__(
         self,
@@ -419,7 +420,7 @@ class StreamMismatchError(RefusedError):
         advice: str = "change them with your NATS tools, or use another environment",
     ) -> None:
         self.name = name
-        self.differences = differences  #: "setting: is X, must be Y", one each
+        self.differences = differences  #: one "setting: is X, must be Y" for each setting
         super().__init__(
             f"stream {name} exists with settings jobledger cannot work with ({'; '.join(differences)}): {advice}",
         )
@@ -428,7 +429,7 @@ class StreamMismatchError(RefusedError):
 class JetStreamDisabledError(RefusedError):
     """The server runs without JetStream, or the account may not use it."""
 
-    is_for_good: bool = False  #: the server is configured without: waiting does not help
+    is_for_good: bool = False  #: the server is configured without JetStream: waiting does not help
 
 
 class PermissionRefusedError(RefusedError):
@@ -456,7 +457,7 @@ class StoreInUseError(RefusedError):
 
 
 class UnsafeFolderError(RefusedError):
-    """Somebody else can put files into a folder that only this user should fill; nothing was done in it."""
+    """Somebody else can put files into a folder that should belong to this user alone; it was not touched."""
 
     def __init__(self, folder: object, why: str, mend: str) -> None:
         super().__init__(f"{folder} {why}: run `{mend}`, or name a folder that does not exist yet")
@@ -502,7 +503,7 @@ class ServerBinaryMissingError(UnreachableError):
 
 
 class KeyUnavailableError(UnreachableError):
-    """A sealed value cannot be read or made here now: the master key is not here, or who has it does not answer."""
+    """A sealed value cannot be read or made here now: the master key is missing, or its holder does not answer."""
 
 
 class AppendOutcomeUnknownError(UnreachableError):
@@ -513,7 +514,7 @@ class AppendOutcomeUnknownError(UnreachableError):
     """
 
     def __init__(self, message: str, *, job_id: str = "") -> None:
-        self.job_id = job_id  #: of the one job that it is about; "" when it is about many, or none
+        self.job_id = job_id  #: the job, if the append is about one job; else ""
         super().__init__(message)
 
 
@@ -521,8 +522,8 @@ class CorruptLedgerError(LedgerError):
     """What is stored contradicts the ledger's rules: nothing may be computed from it."""
 
     def __init__(self, message: str, *, stream_sequence: int = 0, next_sequence: int = 0) -> None:
-        self.stream_sequence = stream_sequence  #: the first one that is wrong; 0 when it is not known
-        self.next_sequence = next_sequence  #: where reading could go on after it; 0 when nowhere
+        self.stream_sequence = stream_sequence  #: of the first wrong event; 0: not known
+        self.next_sequence = next_sequence  #: the sequence at which a reader could go on; 0: at none
         super().__init__(message)
 
 
@@ -543,7 +544,7 @@ class PayloadMissingError(CorruptLedgerError):
 
 
 class SealBrokenError(CorruptLedgerError):
-    """A sealed value does not open with the key that its event names: it was changed, or belongs elsewhere."""
+    """The key that an event names does not open its sealed value: the value was changed, or belongs elsewhere."""
 
 
 class SequenceGapError(CorruptLedgerError):
@@ -553,7 +554,7 @@ class SequenceGapError(CorruptLedgerError):
 class AttemptStoppedError(BaseException):
     """Raised by a `Context` in a task that runs in a thread or process and was told to stop.
 
-    Not an `Exception`, as `asyncio.CancelledError` is none: a task that catches `Exception` lets it pass.
+    Like `asyncio.CancelledError` it is no `Exception`: a task that catches `Exception` lets it pass.
     """
 
 
@@ -575,7 +576,7 @@ class JobCancelledError(OutcomeError):
 
 
 class ResultMismatchError(OutcomeError):
-    """The job completed, and its result is not what the task's return annotation says: perhaps another version's."""
+    """The job completed, but its result does not fit the task's return annotation: perhaps another version made it."""
 
     def __init__(self, job_id: str, task: str, why: str) -> None:
         self.job_id = job_id
@@ -591,5 +592,5 @@ class ResultTimeoutError(OutcomeError):
 
 
 def is_for_good(error: LedgerError) -> bool:
-    """Return whether waiting does not help: a server refuses us, or runs without JetStream."""
+    """Return whether waiting is of no use: a server refuses us, or runs without JetStream."""
     return bool(getattr(error, "is_for_good", False))

@@ -1,4 +1,4 @@
-"""What each type of event says beyond its type, in a few words for a person; "" where that is all. Pure."""
+"""The content of each type of event beyond its type, in a few words for a person; "" if there is none. Pure."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from jobledger.ledger.model.times import shown_time
 
 
 def of_reason(event: CancelRequested | PauseRequested) -> str:
-    """Return why, if somebody said so."""
+    """Return the reason, if somebody gave one."""
     return event.reason
 
 
 def of_end(event: Cancelled | Discarded) -> str:
-    """Return why a job ended, and how many of its children had not."""
+    """Return why a job ended, and how many of its children were still open."""
     return ": ".join(filter(None, (_open_ones(event.open_children), event.reason)))
 
 
@@ -119,7 +119,7 @@ def error_words(error: ErrorInfo) -> str:
 
 
 def of_attempt(attempt: int, rest: str = "", *, until: datetime | None = None) -> str:
-    """Return which attempt an event is about, and what it says of it."""
+    """Return the attempt that an event is about, and the rest of its words."""
     moment = "" if until is None else f" until {shown_time(until)}"
     return f"attempt {attempt}{moment}{f': {rest}' if rest else ''}"
 
@@ -172,7 +172,7 @@ def of_step_end(event: StepCompleted | StepFailed) -> str:
     copied = "" if event.copied is None else f", copied from sequence {event.copied.sequence}"
     if isinstance(event, StepCompleted):
         return f"{_step(event)}{tries}{copied}"
-    if event.step.endswith("/"):  # a scope of keys, not a step: it only says why undoing begins
+    if event.step.endswith("/"):  # a scope of keys, not a step: the event only tells why undoing begins
         return f"undoing begins: {error_words(event.error)}"
     again = "" if event.retry_at is None else f", again at {shown_time(event.retry_at)}"
     return f"{_step(event)}{tries}{again}{copied}: {error_words(event.error)}"

@@ -1,7 +1,7 @@
 """Fingerprints: a short name for an error, the same whatever its numbers, ids, hosts and quoted values are. Pure.
 
-Made of the task, the error's kind and type, its message without what differs from job to job, and the innermost
-frame of the user's code by file and function, not by line. Changing any of it changes every fingerprint, so a
+Made of the task, the error's kind and type, its message without the parts that differ between jobs, and the innermost
+frame of the user's code, by file and function but not by line. Changing any of it changes every fingerprint, so a
 projection that keeps them is rebuilt.
 """
 
@@ -18,24 +18,24 @@ from jobledger.ledger.model.job import Job
 FINGERPRINT_LENGTH: Final = 12
 _MESSAGE_LENGTH_MAX: Final = 500
 
-#: What a name of a host ends with. Not every such ending there is: `tasks.py` and `app.tasks.send` are no hosts.
+#: Endings of names of hosts; only some, since `tasks.py` and `app.tasks.send` are no hosts.
 _TOP_LEVEL: Final = (
     "com|net|org|io|dev|app|cloud|ai|co|info|biz|edu|gov|internal|local|lan|corp|home|test|example|invalid|"
     "at|au|be|br|ca|ch|cn|cz|de|dk|es|eu|fi|fr|hu|ie|in|it|jp|kr|mx|nl|no|nz|pl|pt|ro|ru|se|sg|sk|tr|tw|ua|uk|us|za"
 )
-#: Each alternative begins where no word goes on, or with a character that fixes it, and no part of a repetition can be
-#: read in two ways, so the time is linear.
+#: Each alternative begins at the start of a word, or with a fixed character, and each repetition can match in one way
+#: only, so the time is linear.
 _VARYING: Final = re.compile(
     r"(?<!\w)[bru]?'[^'\n]{0,300}'"  # not the apostrophe of "can't"
     r'|(?<!\w)[bru]?"[^"\n]{0,300}"'
     r"|`[^`\n]{0,300}`|\u201c[^\u201d\n]{0,300}\u201d|\u2018[^\u2019\n]{0,300}\u2019|\u00ab[^\u00bb\n]{0,300}\u00bb"
     r"|(?<![\w.+%-])[\w.+%-]{1,64}@[\w.-]{1,255}"  # an e-mail address
-    r"|(?<=://)[^\s/?#'\"<>,;)]{1,300}"  # user, host and port of a URL; its path says what was asked for
+    r"|(?<=://)[^\s/?#'\"<>,;)]{1,300}"  # user, host and port of a URL; its path stays, to tell the request
     rf"|(?<![\w.@/-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP_LEVEL})\b(?![.\w(-])(?::\d{{1,5}})?"
     r"|(?<![\w:])(?=[0-9a-f:]{0,39}::)(?=[a-f:]{0,39}\d)[0-9a-f:]{2,39}"  # an IPv6 address
     r"|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"
     r"|\b0x[0-9a-f]+\b"
-    r"|\b(?=[0-9a-f]{0,63}[0-9])[0-9a-f]{8,64}\b"  # a hash, or the part of one that is shown
+    r"|\b(?=[0-9a-f]{0,63}[0-9])[0-9a-f]{8,64}\b"  # a hash, or a shortened hash
     r"|(?<![a-z\d])(?:[a-z]+\d+[a-z]|\d+[a-z]+\d)[a-z\d]*"  # an id: letters and digits take turns
     r"|[-+]?\d[\d.,:_]*(?:e[-+]?\d+)?",
     flags=re.IGNORECASE,
@@ -62,11 +62,11 @@ def job_fingerprint(job: Job) -> str:
 
 
 def job_pattern(job: Job) -> str:
-    """Return the message of a dead letter without what differs from job to job, "" without an error."""
+    """Return the message of a dead letter without the parts that differ between jobs; "" without an error."""
     message = "" if job.error is None else job.error.message
     whole = (
         message[:1] in {"'", '"'} and message[-1:] == message[:1]
-    )  # as that of a KeyError: nothing would be left
+    )  # such as that of a KeyError, of which nothing would be left
     return normalised(message[1:-1] if whole else message)
 
 
@@ -83,12 +83,12 @@ def normalised(message: str) -> str:
 
 
 def innermost_frame(traceback: str) -> str:
-    """Return `<file>:<function>` of the newest frame outside libraries, of the newest at all, or "" without any."""
+    """Return `<file>:<function>` of the newest frame outside libraries, else of the newest frame; "" without frames."""
     return _LINE.sub(":", innermost_line(traceback))
 
 
 def innermost_line(traceback: str) -> str:
-    """Return `<file>:<line> <function>` of the frame that `innermost_frame` names, or "" without any."""
+    """Return `<file>:<line> <function>` of the frame that `innermost_frame` names; "" without frames."""
     users = newest = ""
     for match in _FRAME.finditer(traceback):
         file = match["file"]

@@ -1,6 +1,6 @@
-"""Types of values that msgspec does not know and inputs and results may have: paths, and pydantic models.
+"""Types that inputs and results may have, though msgspec does not know them: paths, and pydantic models.
 
-A model is checked and written by pydantic itself, which is not imported here: whoever has a model has imported it.
+pydantic itself checks and writes a model. It is not imported here: code that has a model has imported it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _models() -> tuple[type[Any], ...]:
 
 
 def is_checked_dataclass(kind: object) -> bool:
-    """Return whether a class is a dataclass of pydantic, whose checks msgspec would pass by."""
+    """Return whether a class is a dataclass of pydantic, whose checks msgspec would skip."""
     return hasattr(kind, "__dataclass_fields__") and hasattr(kind, "__pydantic_validator__")
 
 
@@ -45,7 +45,7 @@ def to_builtin(value: Any) -> Any:
 
 
 def from_builtin(kind: type[Any], value: Any) -> Any:
-    """Make a value of such a type of JSON values; called by msgspec.
+    """Make a value of such a type from JSON values; called by msgspec.
 
     Raises: TypeError, ValueError with what is wrong, without the value.
     """
@@ -64,7 +64,7 @@ def from_builtin(kind: type[Any], value: Any) -> Any:
 def schema_of(kind: type[Any], definitions: dict[str, Any]) -> Any:
     """Return the JSON Schema of values of such a type; True, which lets anything through, for any other.
 
-    What a model refers to is added to `definitions`, which belong at the top of the whole schema.
+    Schemas that a model refers to are added to `definitions`, which belong at the top of the whole schema.
     """
     if issubclass(kind, PurePath):
         return {"type": "string", "format": "path"}

@@ -1,4 +1,4 @@
-"""The forms of events: of a whole ledger, and of what an archive run of an earlier release carried. Pure.
+"""The forms of events: of a whole ledger, and of jobs carried by an archive run of an earlier release. Pure.
 
 Source: ADR 043 (what is carried), ADR 057 (a ledger's form).
 """
@@ -12,27 +12,28 @@ import msgspec
 
 #: The form of ledgers that were made before ledgers had one.
 FORM_FIRST: Final = 1
-#: The highest form that this program reads. It writes what the ledger's own form allows, which people raise when no
-#: program reads less any more. Raise it with the first event after a release that earlier programs must not ignore.
+#: The highest form that this program reads. It writes what the ledger's own form allows; people raise that form once
+#: no program reads less. Raise this constant with the first new event, after a release, that earlier programs must not
+#: ignore.
 FORM: Final = 2
 #: From this form on a failure may queue its job again by itself: `failed` with `v: 2` (ADR 058).
 RETRIES_FORM: Final = 2
 #: From this form on a job may have an owner: its events have `v: 2` and sealed values (ADR 065).
 SEALED_FORM: Final = 2
 
-#: From this form on a process that refers to a large value marked as unnamed writes the value again, so that the marked
-#: one may be deleted (ADR 069).
+#: From this form on a process that refers to a large value, which is marked as unnamed, writes the value again, so
+#: that the marked copy may be deleted (ADR 069).
 MARKED_FORM: Final = 2
 
-#: The form of what `carried` says. Raise it with the first field after a release that a carried job or schedule has
-#: anywhere: 0 is what releases wrote before there was a number.
+#: The form of a carried job or schedule. Raise it with the first new field of theirs after a release. 0 stands for
+#: releases without such a number.
 CARRIED_FORM: Final = 1
 
 _T = TypeVar("_T")
 
 
 def in_form(form: int, known: _T, said: _T) -> _T:
-    """Return what is known in the form in which a `carried` event should hold it, given what it holds.
+    """Return a known job or schedule in the form of a `carried` event, to compare it with that event's `said`.
 
     An event of an earlier form is compared in all that it holds. Its writer may lack a field that is left at its
     default, at whatever depth.

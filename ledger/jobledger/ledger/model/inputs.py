@@ -1,4 +1,4 @@
-"""What a caller's value must be to become part of an event: checked when a command is made, before any decision."""
+"""The checks of callers' values for events: made when a command is instantiated, before any decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME_MAX: Final = 64
 _WORD_MAX: Final = 128
 _FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: length of a name and a key
 _VALUE_MAX: Final = 256
-_SEALED_MAX: Final = 8 * _VALUE_MAX  #: length for four bytes a character, as base64
+_SEALED_MAX: Final = 8 * _VALUE_MAX  #: length with four bytes per character, as base64
 _SHOWN_MAX: Final = 60
 #: The version ff and ids of nothing but zeros are invalid.
 _TRACEPARENT_LENGTH: Final = 55
@@ -79,13 +79,13 @@ def check_finite(field: str, value: float | None) -> None:
 
     Raises: InvalidInputError, naming `field`.
     """
-    # JSON has neither NaN nor infinity: msgspec writes null, and the stored event could never be read again.
+    # JSON has neither NaN nor infinity: msgspec would write null, and the stored event could never be read again.
     if value is not None and not math.isfinite(value):
         raise InvalidInputError(f"{field} is {value}: give a finite number")
 
 
 def check_word(field: str, value: object) -> str:
-    """Return a name that its enqueuer chose, as of a tenant: 1 to 128 printable characters without spaces.
+    """Return a name chosen by the enqueuer, such as a tenant: 1 to 128 printable characters without spaces.
 
     Raises: InvalidInputError, naming `field`.
     """
@@ -101,9 +101,9 @@ def _word(field: str, value: object, most: int) -> str:
 
 
 def traceparent_in(header: str) -> str:
-    """Return the traceparent of a request's header, "" for one that is not valid, which W3C says to ignore.
+    """Return the traceparent of a request's header; "" for an invalid one, which must be ignored, as W3C says.
 
-    One of a later version is read as far as version 00 goes, as W3C says, and returned as one of that version.
+    Of a later version only the fields of version 00 are read, as W3C says, and returned as version 00.
     """
     if not header:
         return ""
@@ -124,7 +124,7 @@ def check_traceparent(value: object) -> str:
 
 
 def check_note(text: object) -> None:
-    """Refuse a note that nobody could read: blank, above 4,000 characters, or no Unicode text.
+    """Refuse a note that is blank, longer than 4,000 characters, or no Unicode text.
 
     Raises: InvalidInputError.
     """
@@ -143,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 def checked_metadata(value: object, *, sealed: bool = False) -> dict[str, str]:
-    """Return the pairs of words that an enqueuer says of a job, sorted by key; `sealed`: their values are.
+    """Return the enqueuer's pairs of words about a job, sorted by key; `sealed`: whether their values are sealed.
 
     Raises: InvalidInputError for more than 16 pairs, a key that is not 1 to 64 printable characters without spaces and
         `=`, or a value that is no text of at most 256 characters.
@@ -168,7 +168,7 @@ def checked_metadata(value: object, *, sealed: bool = False) -> dict[str, str]:
 
 
 def checked_limits(given: object) -> tuple[str, ...]:
-    """Return the limits that a job names, sorted, each once: `name` or `name:key`.
+    """Return the limits that a job names, `name` or `name:key`, sorted and each once.
 
     Raises: InvalidInputError for more than 8, or for a key that is not 1 to 128 printable characters without spaces;
         InvalidTokenError for a name that cannot be a word of a subject.
@@ -196,7 +196,7 @@ def _limit(value: object) -> str:
 
 
 def checked_order(order: Order) -> Order:
-    """Return a work order whose words can be recorded, read and compared, with its limits in order.
+    """Return a work order with checked words, and with its limits in order.
 
     Raises: InvalidInputError, InvalidTokenError.
     """

@@ -1,7 +1,7 @@
 """The lifecycle of a job: its states, and `evolve`, the one fold that computes them.
 
 Pure: worker, projection, client and CLI all call this `evolve`; there is no second way to compute a state.
-It never refuses (that is `decisions.decide`'s work), so it gives an answer for any sequence of events.
+It never refuses an event (only `decisions.decide` does), so it returns a state for any sequence of events.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ from jobledger.ledger.model.trace import own_trace
 
 
 class JobState(enum.StrEnum):
-    """Where a job is; the comments say who moves it in, who moves it out and how long it may stay."""
+    """The state of a job; the comments tell what moves a job in, what moves it out, and how long it may stay."""
 
     SCHEDULED = "scheduled"  #: in: enqueue with a delay; out: its timer, cancel; stays until due
-    HELD = "held"  #: in: what would queue a job that has limits; out: the limits reactor, cancel; stays until admitted
+    HELD = "held"  #: in: any dispatch of a job with limits; out: the limits reactor, cancel; stays until admitted
     QUEUED = "queued"  #: in: enqueue, timers, requeue; out: a claim, cancel; stays until a worker is free
     RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
     RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
@@ -76,16 +76,16 @@ class JobState(enum.StrEnum):
     PAUSED = "paused"  #: in: a person, or its run paused; out: a person, or its run goes on or ends
     COMPLETED = "completed"  #: in: the attempt returned; final
     CANCELLED = "cancelled"  #: in: a request; final
-    DEAD_LETTERED = "dead_lettered"  #: in: nothing tries it again; out: a person requeues or discards
+    DEAD_LETTERED = "dead_lettered"  #: in: no further attempt may follow; out: a person requeues or discards
     DISCARDED = "discarded"  #: in: a person gave a dead letter up; final
 
 
 FINAL_STATES = frozenset(
     {JobState.COMPLETED, JobState.CANCELLED, JobState.DEAD_LETTERED, JobState.DISCARDED},
 )
-#: Only `fenced`, a note or `carried` may follow, so an archive run can take the whole job away.
+#: Only `fenced`, a note or `carried` may follow, so an archive run can remove the whole job.
 CLOSED_STATES = FINAL_STATES - {JobState.DEAD_LETTERED}
-#: The job is not over, but no worker can take it yet; in the order in which people are shown them.
+#: The job is not over, but no worker can take it yet; in the order of display.
 LATER_STATES: Final = (
     JobState.RETRY_WAIT,
     JobState.HELD,
@@ -94,15 +94,15 @@ LATER_STATES: Final = (
     JobState.PAUSED,
 )
 OPEN_STATES: Final = (JobState.RUNNING, JobState.QUEUED, *LATER_STATES)
-#: The job is not over, and no attempt of it runs.
+#: The states of a job that is not over and has no running attempt.
 PENDING_STATES = frozenset(OPEN_STATES) - {JobState.RUNNING}
 
 OPERATOR: Final = (
-    "operator"  #: the field `event` of a `paused` by which a person, not the attempt, pauses a job
+    "operator"  #: value of the field `event` of `paused` if a person, not the attempt, pauses the job
 )
 
 
-#: Names in JSON of the fields that most jobs have: a projection keeps each job so, for as long as it knows of it.
+#: The names in JSON of the fields that most jobs have: a projection stores each of its jobs in this form.
 _SHORT: Final = {
     "id": "i",
     "queue": "q",
@@ -120,7 +120,7 @@ _SHORT: Final = {
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_SHORT, gc=False):
-    """A job as its events add up, up to and including `last_sequence`."""
+    """The state of a job after its events up to and including `last_sequence`."""
 
     id: str
     queue: str
@@ -129,13 +129,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     created_at: datetime
     updated_at: datetime
     last_sequence: int  #: stream sequence of the newest event folded
-    order: Order = Order()  #: as requeues and retries changed it
+    order: Order = Order()  #: with the changes by requeues and retries
     attempts: tuple[Attempt, ...] = ()  #: the newest ones, at most `ATTEMPTS_KEPT`, in their order
     attempts_dropped: int = 0  #: how many older ones are not among them
     #: Attempts that do not count: interrupted, snoozed and paused ones, and those lost after they had recorded
     #: the end of a step.
     attempts_given_back: int = 0
-    claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
+    claim_epoch: int = 0  #: epoch of the running attempt; 0: nobody holds the job
     dispatches: int = 0  #: `queued` events since the last `started` or `held`
     dispatch_sequence: int = 0  #: stream sequence of the newest `queued`: the only work item that counts
     wait_sequence: int = (
@@ -154,27 +154,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     progress: Progress | None = None
     fenced_count: int = 0  #: outcomes of stale claims that were refused
     grant: int = 0  #: stream sequence of its newest `granted`; 0: none since its enqueue or requeue
-    carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0 when no archive run came by
+    carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0: none
     steps: Steps = NO_STEPS  #: of a run, by their keys, in the order of their first events
     signals: tuple[KeptSignal, ...] = ()  #: messages to a run, in their order
     awaited: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
-    undos: int = 0  #: how many undos were registered, as the newest `paused` of an attempt says
+    undos: int = 0  #: number of registered undos in the newest `paused` of an attempt
     advanced: bool = False  #: whether the running attempt recorded the end of a step
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     pause_reason: Annotated[str, REASON] = ""
-    created_by: str = ""  #: who appended its first event; "": that one is not known
+    created_by: str = ""  #: author of its first event; "": not known
     is_incomplete: bool = (
         False  #: whether some steps and signals are still missing: the next `carried` events have them
     )
 
     @property
     def attempts_count(self) -> int:
-        """How many attempts there were, with those that are not kept any more."""
+        """The number of attempts, with those that are not kept any more."""
         return self.attempts_dropped + len(self.attempts)
 
     @property
     def attempts_spent(self) -> int:
-        """How many of its `max_attempts` are used up: those that were given back, as at a pause, do not count."""
+        """The number of used `max_attempts`; attempts that were given back, as at a pause, do not count."""
         return self.attempts_count - self.attempts_given_back
 
     @property
@@ -186,22 +186,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
 
     @property
     def attempts_left_if_lost(self) -> int:
-        """How many more may start once the running one is lost, which does not count where it ended a step."""
+        """How many more may start if the running one is lost; a lost attempt that ended a step does not count."""
         return self.attempts_left + self.advanced
 
     @property
     def member(self) -> Member | None:
-        """Whose child the job is."""
+        """The parent of the job."""
         return self.order.member
 
     @property
     def may_undo(self) -> bool:
-        """Whether the run may have undos to do before it ends without completing; if False, it has none."""
+        """Whether the run may have undos to do before it ends without completing; False: surely none."""
         paused = bool(self.attempts) and self.attempts[-1].state == "paused"
         return self.undos > 0 if paused else bool(self.steps)
 
     def attempt(self, number: int) -> Attempt | None:
-        """Return an attempt by its number, from 1; None where it was none, or is not kept any more."""
+        """Return an attempt by its number, from 1; None: there is none, or it is not kept any more."""
         at = number - 1 - self.attempts_dropped
         return self.attempts[at] if 0 <= at < len(self.attempts) else None
 
@@ -222,7 +222,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
 
 
 _replace = msgspec.structs.replace
-# Enum member access goes through the metaclass and is slow; cached because every event asks.
+# Enum member access goes through the metaclass, which is slow; cached, because it is needed for every event.
 _RUNNING = JobState.RUNNING
 _COMPLETED = JobState.COMPLETED
 _PAUSED = JobState.PAUSED
@@ -235,7 +235,7 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _ordered(event, stream_sequence)
         job = _begin(event, stream_sequence)
     match event:
-        case Started():  # first, since every job has one and what does not fit costs
+        case Started():  # first, since every job has one, and each case that does not match costs time
             return _started(job, event, stream_sequence)
         case Queued(cause="carried"):  # a fresh work item for the job as it is, waiting or running
             return _dispatched_anew(job, event, stream_sequence)
@@ -273,7 +273,7 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(
                 _note(job, event, stream_sequence), cancel_requested=True, cancel_reason=event.reason
             )
-        case Lost():  # the event behind it ends the attempt
+        case Lost():  # the next event ends the attempt
             return _note(job, event, stream_sequence)
         case Noted():  # `updated_at` stays as it was
             return _replace(job, last_sequence=stream_sequence)
@@ -283,7 +283,7 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _of_run(job, event, stream_sequence)
         case Signalled() | SignalRefused() | PauseRequested():
             return _of_run(job, event, stream_sequence)
-        case Carried():  # it says everything, whatever is known of what came before
+        case Carried():  # it has the whole job, whatever is known of earlier events
             return _carried(job, event, stream_sequence)
         case _:
             assert_never(event)
@@ -317,7 +317,7 @@ def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
 
 
 def _begin(event: Event, stream_sequence: int) -> Job:
-    """Make what can be known of a job whose beginning is missing."""
+    """Return what is known of a job whose beginning is missing."""
     return Job(
         id=event.job,
         queue=event.queue,
@@ -351,7 +351,7 @@ def _of_run(job: Job, event: RunEvent, stream_sequence: int) -> Job:
 
 
 def _note(job: Job, event: Event, stream_sequence: int) -> Job:
-    """Record that something happened which leaves the state as it is."""
+    """Record an event that does not change the state."""
     return _replace(job, updated_at=event.at, last_sequence=stream_sequence)
 
 
@@ -364,7 +364,7 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 
 
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
-    """Let a job wait that exists: the event changes only what it names."""
+    """Let an existing job wait: the event changes only the fields that it names."""
     # The count begins again after a requeue or a pause, and while the job is held: no worker gets a held job.
     dispatches = 0 if job.is_final or job.state is _PAUSED or isinstance(event, Held) else job.dispatches
     dispatch_sequence, grant = job.dispatch_sequence, 0 if job.is_final else job.grant
@@ -406,7 +406,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
 
 
 def _woken(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
-    """Apply what an event holds beside the dispatch: what resumes a run, or that it is to end."""
+    """Apply the other content of a dispatch: the fact that resumes a run, or the wish that it ends."""
     if isinstance(event, Scheduled) or event.cause not in {"resumed", "cancelling"}:
         return job
     if event.cause == "cancelling":
@@ -415,7 +415,7 @@ def _woken(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> 
 
 
 def _paused(job: Job, event: Paused, stream_sequence: int) -> Job:
-    """Let a job wait: because its attempt says so, or because a person does while it waits for something else."""
+    """Let a job wait: because its attempt asks for it, or because a person does while it waits for something else."""
     ran = job.state is _RUNNING
     state = _PAUSED if event.event == OPERATOR else JobState.WAITING
     ended = _end_attempt(job, event, "paused", state, stream_sequence)
@@ -464,7 +464,7 @@ def _older_attempts(job: Job, before: tuple[Attempt, ...]) -> tuple[Job, tuple[A
 
 
 def _given_back(ended: Job, due_at: datetime | None, stream_sequence: int) -> Job:
-    """The attempt that ended does not count, and the job waits."""
+    """Let the job wait, without counting the attempt that ended."""
     back = ended.attempts_given_back + 1
     return _replace(ended, attempts_given_back=back, due_at=due_at, wait_sequence=stream_sequence)
 
@@ -507,9 +507,9 @@ def _failed(job: Job, event: Failed, stream_sequence: int) -> Job:
 
 
 def retried(dispatch: Queued, failed: Failed, stream_sequence: int) -> Job | None:
-    """Return the job after a failure, made of that and of the dispatch that it names; None where they do not say enough.
+    """Return the job after a failure, from this event and the dispatch that it names; None if these do not suffice.
 
-    Of its attempts the job has only the failed one, without the time when it began. `stream_sequence`: of `failed`.
+    The only attempt in the job is the failed one, without its start time. `stream_sequence`: that of `failed`.
     """
     if failed.given_back is None or not dispatch.has_order:
         return None
@@ -527,7 +527,7 @@ def retried(dispatch: Queued, failed: Failed, stream_sequence: int) -> Job | Non
 
 
 def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:
-    """End a job well; like `_end_attempt`, but in one step, since nearly every job has it."""
+    """Complete a job; like `_end_attempt`, but in one step, for speed, since nearly every job comes here."""
     return _replace(
         job,
         attempts=closed(job.attempts, event, "completed"),

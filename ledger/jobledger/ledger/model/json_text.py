@@ -1,4 +1,4 @@
-"""JSON text that every reader can hold: how values become inputs and results, and what is refused.
+"""JSON text that every reader can hold: values are written as inputs and results, or refused.
 
 msgspec writes NaN as null, and nesting beyond a reader's stack breaks the reader; both are refused here, at the
 entry, so that a stored value can always be read back as it was.
@@ -26,14 +26,14 @@ _sorted_encoder = msgspec.json.Encoder(enc_hook=to_builtin, order="deterministic
 def encode_value(value: Any, *, what: str) -> bytes:
     """Return `value` as JSON text.
 
-    Raises: InvalidInputError for what JSON cannot say: NaN, infinities, lone surrogates, foreign types,
+    Raises: InvalidInputError for values that JSON cannot hold: NaN, infinities, lone surrogates, foreign types,
     nesting deeper than 100.
     """
     try:
         text = _encoder.encode(value)
         if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
             _check_depth(text, what)
-        if value is not None and b"null" in text:  # it may stand for a NaN
+        if value is not None and b"null" in text:  # a null may stand for a NaN
             _check_numbers(value, what)
     except InvalidInputError:
         raise
@@ -89,7 +89,7 @@ def _check_depth(text: bytes, what: str) -> None:
 
 
 def _check_numbers(value: Any, what: str) -> None:
-    """Look for a float that JSON has no word for; depth was checked before, so recursion is safe."""
+    """Look for a float that JSON cannot write; depth was checked before, so recursion is safe."""
     if isinstance(value, float) and not math.isfinite(value):
         message = f"the {what} holds {value!r}, which JSON cannot say"
         raise InvalidInputError(message)

@@ -1,6 +1,6 @@
-"""Keys of the gateway as facts: `AccessEvent`, what they add up to, and what may follow. Pure.
+"""The events of a gateway's keys, the state they add up to, and what may follow: `AccessEvent`. Pure.
 
-Each key has a chain of its own, `ledger.access.<key id>.>`, and each event but the last says the whole state, so the
+Each key has a chain of its own, `ledger.access.<key id>.>`, and each event but `revoked` holds the whole state, so the
 newest one *is* the state. The ledger holds the sha256 of a key's secret and never the secret. A link is a key that can
 only be redeemed, once, for a session. Released fields never change type, meaning or name.
 """
@@ -31,7 +31,7 @@ from jobledger.ledger.model.rights.grants import (
 )
 from jobledger.ledger.model.times import shown_time
 
-#: How a key stands: it can be used; it is a link that nobody used; its time is over; somebody ended it.
+#: The standing of a key: it can be used; it is an unused link; its time is over; somebody ended it.
 Standing = Literal["live", "link", "used", "expired", "revoked"]
 
 NAME_MAX: Final = 64
@@ -40,19 +40,19 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}", flags=re.ASCII)
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a key carries."""
+    """The fields of every fact about a key."""
 
     key: str  #: the key's id, 12 of a-z and 0-9
     reason: str = ""  #: why, as the person said
 
 
 class _Whole(_Fact, frozen=True, kw_only=True, gc=False):
-    """What a key is after an event that does not end it."""
+    """The whole key after an event that does not end it."""
 
-    name: str  #: whose it is or what it is for, as the person said who made it
+    name: str  #: its holder or purpose, in the words of the person who made it
     sha256: str  #: hex digest of the 32 random bytes of its secret
-    role: Role | None = None  #: what its holder may do, by one word
-    permissions: tuple[Permission, ...] = ()  #: what its holder may do beside that
+    role: Role | None = None  #: the role of its holder
+    permissions: tuple[Permission, ...] = ()  #: further permissions of its holder
     queues: tuple[str, ...] = ()  #: patterns of the names of the queues it is good for; none: all
     tasks: tuple[str, ...] = ()  #: patterns of the names of the tasks it is good for; none: all
     expires_at: Moment | None = None  #: when it ends by itself; none: it does not
@@ -61,20 +61,22 @@ class _Whole(_Fact, frozen=True, kw_only=True, gc=False):
 class KeyCreated(_Whole, frozen=True, kw_only=True, tag="created", gc=False):
     """Somebody made a key, or a link."""
 
-    redeem_by: Moment | None = None  #: of a link: until when it can be used, once; none: it is a key
+    redeem_by: Moment | None = (
+        None  #: of a link: the end of the time in which it can be used, once; none: it is a key
+    )
 
 
 class KeyRotated(_Whole, frozen=True, kw_only=True, tag="rotated", gc=False):
     """The key has another secret from here on; its id and all else stay."""
 
-    previous: str = ""  #: sha256 of the secret before, which is good for a while; none: it is not
+    previous: str = ""  #: sha256 of the previous secret, which is valid for a while; "": it is not
     previous_until: Moment | None = None  #: until when
     made_at: Moment  #: when the key was created
     made_by: str  #: by whom
 
 
 class KeyRedeemed(_Whole, frozen=True, kw_only=True, tag="redeemed", gc=False):
-    """Somebody used the link to log in. It opens nothing any more; the session that it made goes on."""
+    """Somebody used the link to log in. It cannot be used again; its session goes on."""
 
     made_at: Moment  #: when the link was created
     made_by: str  #: by whom
@@ -88,7 +90,7 @@ AccessEvent = KeyCreated | KeyRotated | KeyRedeemed | KeyRevoked
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Compare in constant time; as bytes, for a forged event may hold characters that `hmac` does not compare."""
+    """Compare in constant time; as bytes, since a forged event may hold characters that `hmac` does not compare."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
@@ -101,7 +103,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by: str  #: who appended it
     reason: str = ""  #: why, as that person said
     name: str = ""
-    sha256: str = ""  #: "" of one that was revoked
+    sha256: str = ""  #: "": it was revoked
     role: Role | None = None
     permissions: tuple[Permission, ...] = ()
     queues: tuple[str, ...] = ()
@@ -135,7 +137,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.redeemed or self.redeem_by is not None
 
     def standing(self, now: datetime) -> Standing:
-        """Return how it stands at a moment at or after its newest event."""
+        """Return its standing at a moment at or after its newest event."""
         if self.is_revoked:
             return "revoked"
         if self._is_over(now) or (self.redeem_by is not None and now >= self.redeem_by):
@@ -145,7 +147,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return "live" if self.redeem_by is None else "link"
 
     def opens(self, sha256: str, now: datetime) -> bool:
-        """Return whether a secret with this digest proves that its holder has the key; compared in constant time."""
+        """Return whether a secret with this digest belongs to the key; compared in constant time."""
         is_current = _is_same(self.sha256, sha256)
         is_previous = _is_same(self.previous, sha256)
         in_grace = self.previous_until is not None and now < self.previous_until
@@ -156,7 +158,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.standing(now) == "link" and _is_same(self.sha256, sha256)
 
     def keeps_session(self, sha256: str, now: datetime) -> bool:
-        """Return whether a session goes on that was opened with a secret of this digest.
+        """Return whether a session that was opened with a secret of this digest goes on.
 
         A link has a session only after it was redeemed; the caller may not have read that event yet.
         """
@@ -223,7 +225,7 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what would be a key for nothing or for nobody, and put its lists in order.
+        """Refuse a key without a name or without a permission, and put its lists in order.
 
         Raises: InvalidInputError.
         """
@@ -257,13 +259,13 @@ def _either(words: tuple[str, ...]) -> str:
 
 
 def check_sha256(value: str) -> None:
-    """Refuse what is no digest. Raises: InvalidInputError, without the value, which may be a secret."""
+    """Refuse a text that is no digest. Raises: InvalidInputError, without the value, which may be a secret."""
     if _SHA256.fullmatch(value) is None:
         raise InvalidInputError("sha256 of a key's secret must be 64 hexadecimal digits")
 
 
 class RotateKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Give a key another secret; the one before is good for `grace_s` seconds more."""
+    """Give a key another secret; the previous one is valid for `grace_s` seconds more."""
 
     sha256: str
     grace_s: float = 0.0
@@ -292,8 +294,8 @@ AccessCommand = CreateKey | RotateKey | RedeemKey | RevokeKey
 def decide(key: str, before: Key | None, command: AccessCommand, stamp: Stamp) -> AccessEvent:
     """Return the event that follows from a command.
 
-    Raises: NotFoundError for a key that nobody made; RefusedError for one that has ended, or is not what it takes;
-        InvalidInputError for a time that is past; AccessDeniedError.
+    Raises: NotFoundError for a missing key; RefusedError for one that has ended, or a link in place of a key or a key
+    in place of a link; InvalidInputError for a time that is past; AccessDeniedError.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("admin")
@@ -363,7 +365,7 @@ def _check(before: Key | None, event: AccessEvent, stream_sequence: int) -> Iter
         return  # the earlier events were archived
     after = evolve(before, event, stream_sequence)
     if before is not None and after == msgspec.structs.replace(before, sequence=stream_sequence):
-        return  # said once more by an archive run
+        return  # an archive run appends the current state once more
     try:
         again = decide(
             event.key, before, _command_of(event), Stamp(at=event.at, by=event.by, trace=event.trace)
@@ -376,7 +378,7 @@ def _check(before: Key | None, event: AccessEvent, stream_sequence: int) -> Iter
 
 
 def _command_of(event: AccessEvent) -> AccessCommand:
-    """Return the command that an event followed from. Raises: InvalidInputError for one that nobody can give."""
+    """Return the command behind an event. Raises: InvalidInputError for a command that nobody can give."""
     match event:
         case KeyCreated():
             fields = CreateKey.__struct_fields__
@@ -391,7 +393,7 @@ def _command_of(event: AccessEvent) -> AccessCommand:
 
 
 def _keeps(event: AccessEvent, stream_sequence: int) -> ArchiveBound | None:
-    """What was revoked may go with its whole chain, and so may what expired: a key that nobody knows is refused."""
+    """Keep a valid key; the chain of a revoked or expired key may go, since an unknown key is refused, too."""
     if isinstance(event, KeyRevoked):
         return None
     what = f"key {event.key}, which is as stream sequence {stream_sequence} says"

@@ -1,8 +1,8 @@
-"""The events of a job as one table: a row for each type says all that there is to say about it.
+"""The events of a job as one table, with all properties of each type in one row.
 
-Which event may follow, what a job waits for, what is counted, what is kept of an event and in which words a person
-reads it follow from these rows; `evolve` in `job` says what an event does to a job, and there is no third place. Pure.
-Tables are built when this module is loaded, so that no event costs more than a look into one of them.
+From these rows follow which event may come next, what a job waits for, what is counted, what is kept of an event, and
+its words for a person. `evolve` in `job` applies an event to a job; there is no third place. Pure. Tables are built
+when this module is loaded, so that each event costs only a look into one of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import CLOSED_STATES, PENDING_STATES, JobState
 
-#: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
+#: The store of a large value: inputs and checkpoints stay as long as the ledger, results for a week.
 StoreName = Literal["inputs", "results"]
 
 E = TypeVar("E", bound=Event)
@@ -84,24 +84,24 @@ _NO_ERROR: Final = ErrorInfo(kind="exception", type="", message="")
 
 
 class Row(msgspec.Struct, Generic[E], frozen=True, kw_only=True):
-    """All that there is to say about a type of event."""
+    """All properties of a type of event."""
 
     after: frozenset[JobState | None]  #: the states in which it may follow; None: before a job's first event
     to: tuple[
         JobState, ...
-    ] = ()  #: the state it leads to, or one of these; empty: it leaves the job in its state
-    ends: AttemptState | None = None  #: what becomes of the attempt that runs; None: it goes on
+    ] = ()  #: the state, or states, to which it leads; empty: the state does not change
+    ends: AttemptState | None = None  #: the state of the running attempt after it; None: the attempt goes on
     claimed: bool = False  #: only the holder of the claim may append it, about the running attempt
-    order: bool = False  #: it has the fields of a work order, and may begin a job
-    due: str = ""  #: its field with the moment at which the job goes on by itself
+    order: bool = False  #: it has the fields of a work order
+    due: str = ""  #: the name of its field with the moment at which the job goes on by itself
     payloads: tuple[
         tuple[StoreName, str], ...
-    ] = ()  #: its fields that refer to a large value, and where that lies
+    ] = ()  #: its fields that refer to a large value, with the store of each
     lean: Callable[[E], E] | None = (
-        None  #: the event without the values that no check looks at; None: it has none
+        None  #: returns the event without the values that no check looks at; None: it has no such values
     )
     counted: bool = True  #: statistics count it under its own name
-    words: Callable[[E], str]  #: what it says beyond its type, for a person; "" where that is all
+    words: Callable[[E], str]  #: returns its content beyond its type, for a person; "" if there is none
 
 
 _S = JobState
@@ -228,7 +228,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             words=lambda event: of_attempt(event.attempt, until=event.until),
         ),
         Paused: Row[Paused](
-            after=_RUNNING | PENDING_STATES,  # while it waits only a person pauses it
+            after=_RUNNING | PENDING_STATES,  # only a person pauses a waiting job
             to=(_S.WAITING, _S.PAUSED),  # as its attempt asks, or as a person does
             ends="paused",
             claimed=True,
@@ -332,13 +332,13 @@ LEGAL: Final[Mapping[JobState | None, frozenset[type[JobEvent]]]] = MappingProxy
         for state in (None, *JobState)
     }
 )
-#: Events that may come when the job is over, and do not say that it is: a receipt and a note.
+#: Events that may follow the end of a job without being an end: a receipt and a note.
 REMARKS: Final = (Fenced, Noted)
 #: Events that begin a job, or dispatch it again.
 ORDERS: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.order)
 #: Events about the attempt that runs, which only the holder of its claim may append.
 CLAIMED: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.claimed)
-#: Those of them that end it.
+#: The events among `CLAIMED` that end the attempt.
 OUTCOMES: Final = frozenset(cls for cls in CLAIMED if LIFECYCLE[cls].ends is not None)
 #: The types of event that may end the attempt that runs.
 ENDING_TYPES: Final = frozenset(
@@ -369,7 +369,7 @@ CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
 #: Causes with which a job that has limits is queued at once: its limits admitted it, or it still has its slot.
 PAST_ITS_LIMITS: Final = frozenset[Cause]({"admitted", "interrupted", "redispatched", "carried"})
 
-#: Fields of events with values of users, which belong into no log and no list: those that are kept as raw JSON.
+#: Fields of events with values of users, kept as raw JSON, which must not appear in logs or lists.
 VALUE_FIELDS: Final = frozenset(
     name
     for cls in (*EVENT_CLASSES, *Held.__mro__, CarriedJob, Order)
@@ -379,7 +379,7 @@ VALUE_FIELDS: Final = frozenset(
 
 
 def words(event: JobEvent) -> str:
-    """Return what an event says beyond its type, in a few words for a person; "" where that is all."""
+    """Return the content of an event beyond its type, in a few words for a person; "" if there is none."""
     found: str = LIFECYCLE[type(event)].words(event)
     return found
 
@@ -396,7 +396,7 @@ _LEAN_OF: Final[Mapping[type[JobEvent], Callable[[Any], JobEvent] | None]] = {
 
 
 def due_at(event: JobEvent) -> datetime | None:
-    """Return the moment at which the job goes on by itself, as the event names it; None where it names none."""
+    """Return the moment in the event at which the job goes on by itself; None if it names none."""
     read = _DUE_OF.get(type(event))
     moment: datetime | None = None if read is None else read(event)
     return moment
@@ -408,7 +408,7 @@ _DUE_OF: Final[Mapping[type[JobEvent], Callable[[JobEvent], Any]]] = {
 
 
 def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
-    """Yield the large values that an event refers to, with their stores; results of children are in that of inputs."""
+    """Yield the large values that an event refers to, with their stores; children's results are in that of inputs."""
     is_child = _member_of_end(event) is not None
     for store, path in LIFECYCLE[type(event)].payloads:
         for reference in _at(event, path):
@@ -416,14 +416,14 @@ def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
 
 
 def _member_of_end(event: JobEvent) -> Member | None:
-    """Return whose child a job is, by an event that may say its result."""
+    """Return the parent of a job, from an event that may have the job's result."""
     if isinstance(event, Carried):
         return event.job_state.order.member
     return event.member if isinstance(event, Completed) else None
 
 
 def _at(value: Any, path: str) -> Iterator[PayloadRef]:
-    """Yield what lies on a path of fields: `[]` after a field's name stands for each of its values."""
+    """Yield the values on a path of fields: `[]` after a field's name stands for each of its values."""
     if value is None or not path:
         yield from () if value is None else (value,)
         return

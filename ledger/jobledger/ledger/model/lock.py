@@ -1,8 +1,8 @@
 """The events of a lock, the state they add up to, and what may follow: `LockEvent`, `evolve`, `decide`. Pure.
 
-A lock is an aggregate of its own, with a chain of its own. Each of its events says the whole state, so the newest
-one *is* the state: however often a lock was used, looking at it reads one event. Released fields never change type,
-meaning or name, as those of jobs. Source: ADR 007.
+A lock is an aggregate of its own, with a chain of its own. Each of its events holds the whole state, so the newest one
+*is* the state: a look at a lock reads one event, however often the lock was used. As with jobs, released fields never
+change type, meaning or name. Source: ADR 007.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobledger.ledger.model.subjects import LockRef
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a lock carries."""
+    """The fields of every fact about a lock."""
 
     scope: str  #: what kind of thing is locked: "account", "document", "global"
     lock: str  #: lock id within the scope
@@ -28,7 +28,7 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
 class Acquired(_Fact, frozen=True, kw_only=True, tag="acquired", gc=False):
     """A process got the lock. The stream sequence of this event is the fencing number."""
 
-    holder: str  #: whose lease keeps the lock: `<host>-<pid>-<random>`
+    holder: str  #: the process whose lease keeps the lock: `<host>-<pid>-<random>`
     lease_s: float  #: how long after its last renewal the holder may still be at work
     took_over: Whole = 0  #: fencing number of the holder whose lease had expired; 0: the lock was free
 
@@ -51,7 +51,7 @@ class Lock(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody gave it back since it was acquired last; its holder may be gone all the same."""
+        """Whether the newest acquisition was not given back; its holder may be gone all the same."""
         return bool(self.holder)
 
 
@@ -69,7 +69,7 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True):
 
     holder: str
     lease_s: float
-    lost: int = 0  #: fencing number of the holder that was found gone; 0: nobody was
+    lost: int = 0  #: fencing number of the holder that was found gone; 0: none
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +84,8 @@ LockCommand = Acquire | Release
 def decide(ref: LockRef, lock: Lock | None, command: LockCommand, stamp: Stamp) -> LockEvent:
     """Return the event that follows from a command.
 
-    Raises: LockHeldError for a lock whose holder was not found gone; LockLostError for giving back what another
-        holds by now, or nobody.
+    Raises: LockHeldError for a lock whose holder was not found gone; LockLostError for giving back a lock that another
+    one or nobody holds by now.
     """
     match command:
         case Acquire(holder=holder, lease_s=lease_s, lost=lost):
@@ -146,7 +146,7 @@ def _check(before: Lock | None, event: LockEvent, stream_sequence: int) -> Itera
 
 
 def _keeps(event: LockEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A lock that is held stays; one that is free may go with its whole chain."""
+    """Keep a lock that is held; the whole chain of a free lock may go."""
     if isinstance(event, Released):
         return None
     what = (

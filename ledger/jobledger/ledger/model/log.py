@@ -1,4 +1,4 @@
-"""The Log protocol: what the ledger needs of a store of events, and the types it uses.
+"""The Log protocol, which every store of the ledger's events must fulfil, and the types it uses.
 
 Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memory.MemoryLog`.
 """
@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     chain: str  #: the filter of its chain, `...<job_id>.>`
     expected: (
         int | None
-    )  #: the chain's last stream sequence, 0 for none; None when an earlier entry of the batch says it
+    )  #: the chain's last stream sequence, 0 for none; None if an earlier entry of the batch has it
     headers: str = (
         ""  #: further header lines for the server, each with its line end; the ledger's events have none
     )
@@ -43,18 +43,16 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int  #: of the oldest event held, or of the next one; 1 unless a prefix was archived
     last_sequence: int  #: 0 when nothing was ever stored
     stored_bytes: int
-    bytes_max: int | None = None  #: how many it may hold; None: as many as there is room for
-    made_at: datetime | None = (
-        None  #: when the stream was made, by the server's clock; None where nobody knows
-    )
-    form: int = FORM  #: up to which form events may be appended
+    bytes_max: int | None = None  #: most bytes of the log; None: as many as there is room for
+    made_at: datetime | None = None  #: when the stream was created, by the server's clock; None: not known
+    form: int = FORM  #: the highest form of events that may be appended
     is_part: bool = (
-        False  #: begins later by intent, as an export of a range does: nothing is missing before it
+        False  #: True: begins later by intent, like an export of a range: nothing is missing before it
     )
 
 
 def start_of(head: Head, from_sequence: int) -> int:
-    """Return the sequence at which a reader begins: 1 or less means the oldest event that is held.
+    """Return the sequence at which a reader begins; 1 or less stands for the oldest stored event.
 
     Raises: SequenceGapError for a sequence after the end, or before the oldest event.
     """
@@ -80,7 +78,7 @@ _Read = TypeVar("_Read")
 def readable(
     found: Iterable[_Found], read: Callable[[_Found], _Read]
 ) -> tuple[list[_Read], CorruptLedgerError | None]:
-    """Read messages up to the first that cannot be read; return those that were read, and the error of that one."""
+    """Read messages up to the first unreadable one; return those before it, and its error."""
     events: list[_Read] = []
     for each in found:
         try:
@@ -91,7 +89,7 @@ def readable(
 
 
 def jobs_among(messages: Iterable[Message]) -> list[StoredEvent]:
-    """Return the job events, and leave out what is about something else."""
+    """Return the job events among messages."""
     return [message for message in messages if isinstance(message, StoredEvent)]
 
 
@@ -104,7 +102,7 @@ class ChainEvents(list[StoredEvent]):
     """The events of a job's chain, oldest first."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        """Take what is stored in the chain, in stream order."""
+        """Take the messages that are stored in the chain, in stream order."""
         last: Message | None = None
         for last in messages:
             if isinstance(last, StoredEvent):
@@ -137,7 +135,7 @@ async def end_of_chain(log: Log, chain: str) -> Newest:
 
 
 async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenerator[list[StoredEvent], None]:
-    """Hand on the job events of each batch that has some."""
+    """Yield the job events of each batch that has some."""
     async with contextlib.aclosing(batches):
         async for batch in batches:
             jobs = jobs_among(batch)
@@ -146,7 +144,7 @@ async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenera
 
 
 def answer_of(outcome: asyncio.Future[int]) -> int | Exception:
-    """Return what an append gave that is over, as `Log.begin` tells it."""
+    """Return the outcome of a finished append in the form of `Log.begin`."""
     error = outcome.exception()
     assert error is None or isinstance(error, Exception), "nothing else ends an append"
     return error or outcome.result()
@@ -213,8 +211,8 @@ class JobReads(abc.ABC):
 class Log(Protocol):
     """An append-only store of events with a dense stream sequence from 1.
 
-    Guarantees: an append that returned is stored; a refused one changed nothing; several entries are
-    stored all or none, at consecutive sequences; whoever reads sees events in stream order.
+    Guarantees: an append that returned is stored; a refused one changed nothing; several entries are stored all or
+    none, at consecutive sequences; every reader sees events in stream order.
     """
 
     names: Names
@@ -233,15 +231,15 @@ class Log(Protocol):
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Start an append without waiting; the future gets what `append` returns or raises.
 
-        Appends of one chain submitted one after the other reach the log in that order. A caller that submits
-        many bounds them itself: nothing here limits what is in flight.
+        Appends of one chain submitted one after the other reach the log in that order. The caller bounds the number of
+        appends in flight: nothing here limits it.
         """
         ...
 
     def begin(self, entries: Sequence[Entry], answered: Callable[[int | Exception], None]) -> None:
-        """Start an append as `submit` does; `answered` gets what `append` returns or raises, later, never from here.
+        """Start an append as `submit` does; `answered` gets what `append` returns or raises, always after this call.
 
-        It must be quick and must not raise. It costs less than a future, which every job would pay for twice.
+        `answered` must be quick and must not raise. It costs less than a future, of which every job would need two.
         """
         ...
 
@@ -252,7 +250,7 @@ class Log(Protocol):
     async def read_on(self, chain: str, after: int) -> ChainEvents:
         """Return the job events that fit the filter `chain` and are stored after the sequence `after`, oldest first.
 
-        Its `last_sequence` is set as by `read_chain`; to `after` where nothing newer is stored.
+        Its `last_sequence` is set as by `read_chain`; to `after` if nothing newer is stored.
         """
         ...
 
@@ -263,21 +261,21 @@ class Log(Protocol):
     async def newest_sequence(self, chain: str) -> int:
         """Return the stream sequence of the newest message that fits the filter `chain`, 0 when there is none.
 
-        Everything that was appended before the call is in the answer: no replica that lags behind is asked.
+        The answer covers everything appended before the call: no replica that lags behind is asked.
         """
         ...
 
     async def get(self, stream_sequence: int) -> Message | None:
-        """Return the message at one sequence, readable or not; None where there is none.
+        """Return the message at one sequence, readable or not; None if there is none.
 
-        None is certain: an acknowledged event for which it is returned was moved into an archive.
+        None is certain: if the event there was acknowledged, an archive run has removed it.
         """
         ...
 
     async def present(self, subjects: Sequence[str]) -> set[str]:
-        """Return those of up to 1,000 whole subjects under which something is stored, in one look.
+        """Return which of up to 1,000 whole subjects have a stored message, in one request.
 
-        A replica that lags may answer: a subject that is returned is in use, one that is missing may be, too.
+        A replica that lags may answer: a returned subject is in use, and a missing one may be in use, too.
         """
         ...
 
@@ -286,11 +284,11 @@ class Log(Protocol):
         ...
 
     async def purge(self, through: int) -> None:
-        """Take away everything up to the sequence `through`, for good; harmless where it is gone already.
+        """Remove everything up to the sequence `through`, for good; harmless if it is gone already.
 
         Only an archive run does this, after it made sure that nothing is lost by it.
 
-        Raises: RefusedError where that is not allowed, UnreachableError when it is not known to be done.
+        Raises: RefusedError if that is not allowed, UnreachableError if it is not known to be done.
         """
         ...
 
@@ -304,10 +302,10 @@ class Log(Protocol):
     ) -> AsyncGenerator[list[StoredEvent], None]:
         """Yield batches of job events (never empty, at most a few hundred) in stream order.
 
-        Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the
-        call, or never with `follow`. Without `subject` the sequences are checked to be dense, other
-        aggregates' included. Messages that are no events are passed over; events before one of a newer version are
-        yielded before the error is raised. Close the iterator (`contextlib.aclosing`) when leaving early.
+        Begins at a sequence (1: at the oldest event held) or a server time, ends at the head at the time of the call,
+        or never with `follow`. Without `subject` it checks that the sequences are dense, with those of other
+        aggregates. Messages that are no events are passed over; events before one of a newer version are yielded
+        before the error is raised. Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
             SequenceGapError: a sequence is missing or in an archive, or the log ends before `from_sequence - 1`.
@@ -325,6 +323,7 @@ class Log(Protocol):
     ) -> AsyncGenerator[list[Message], None]:
         """Yield everything in the log, as `read` does: job events as `StoredEvent`, others as plain messages.
 
-        What is no event comes as `Unreadable`. For readers that keep a position in the log, or read another aggregate.
+        A message that is no event comes as `Unreadable`. For readers that keep a position in the log, or read other
+        aggregates.
         """
         ...

@@ -1,6 +1,6 @@
 """The Log in memory: the same contract as JetStream's, for tests of users and of our own.
 
-Shipped, so that an application's tests need no server. It holds everything and forgets it with the process.
+Part of the package, so that an application's tests need no server. It holds everything until the process ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ONE_CHAIN: Final = re.compile(r"[^.*]+\.[^.*]+\.[^.*]+\.[^.*]+\.>")  # as `Name
 
 
 class _KeptMessage(NamedTuple):
-    """A message as a server would keep it: whether it is an event is found out by who reads it."""
+    """A message as a server would keep it: its reader finds out whether it is an event."""
 
     subject: str
     data: bytes
@@ -67,9 +67,9 @@ class MemoryLog(JobReads):
         self._arrived = asyncio.Event()
 
     def copy_from(self, other: MemoryLog, *, through: int | None = None) -> None:
-        """Hold what `other` held when it ended at stream sequence `through` (now, if None), and go on alone.
+        """Hold the messages of `other` up to stream sequence `through` (None: all), and go on alone.
 
-        What this log held before is forgotten. Both may be appended to afterwards without the other's seeing it.
+        Earlier messages of this log are forgotten. Afterwards an append to one of both does not change the other.
         """
         end = len(other._kept) if through is None else min(through, len(other._kept))
         self._kept = other._kept[:end]
@@ -220,7 +220,7 @@ class MemoryLog(JobReads):
                 wanted = self._since(from_time, wanted)
                 from_time = (
                     None if wanted else from_time
-                )  # after the first one all are wanted, also with an earlier time
+                )  # after the first one all messages count, even with an earlier time
             fitting = [index for index in wanted if not fits or fits.fullmatch(self._kept[index].subject)]
             batch, problem = readable(fitting, self._message)
             position = end

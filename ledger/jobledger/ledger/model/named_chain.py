@@ -21,15 +21,15 @@ S = TypeVar("S")
 
 
 class ChangedValue(NamedTuple, Generic[S]):
-    """What is set under a name, after a command."""
+    """The value under a name, after a command."""
 
     state: S
-    changed: bool  #: False: it was as the command asks already
+    changed: bool  #: False: the command changed nothing
     before: S | None = None  #: the state that the command was decided on; None: nothing was ever set
 
 
 async def look(log: Log, of: Aggregate[E, S], name: str) -> View[S]:
-    """Return what is set under a name now; without a state where nothing ever was.
+    """Return the present value under a name; without a state if none was ever set.
 
     Raises: InvalidTokenError, UnreachableError, UnknownEventError.
     """
@@ -40,7 +40,7 @@ async def look(log: Log, of: Aggregate[E, S], name: str) -> View[S]:
 
 
 def words_of(of: Aggregate[E, S], name: str) -> tuple[str, ...]:
-    """Return the words of a name, which stand between colons where a chain is named by more than one."""
+    """Return the words of a name; if a chain has several, colons separate them."""
     return tuple(name.split(":", len(of.key) - 1)) if len(of.key) > 1 else (name,)
 
 
@@ -54,7 +54,7 @@ async def change(
     plan: bool = False,
     prepare: Callable[[S | None, E], Awaitable[None]] | None = None,
 ) -> ChangedValue[S]:
-    """Append what `decided` returns for the present state; `plan`: append nothing, and return what would follow.
+    """Append the event that `decided` returns for the present state; `plan`: append nothing, return what would follow.
 
     `prepare`: awaited with that state and the event before each append.
 
@@ -103,5 +103,5 @@ async def histories(log: Log, of: Aggregate[E, S], name: str | None = None) -> d
 
 
 async def newest(log: Log, of: Aggregate[E, S], name: str | None = None) -> dict[str, S]:
-    """Return each value of a kind, or one alone, as its newest event says; removed ones too. Raises: as `states`."""
+    """Return each value of a kind, or only one, after its newest event; also removed ones. Raises: as `states`."""
     return {key: state async for key, state in states(log, of, name)}

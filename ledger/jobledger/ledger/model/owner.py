@@ -1,6 +1,6 @@
-"""Every fact an owner can have, what they add up to, and what may follow: `OwnerEvent`, `evolve`, `decide`. Pure.
+"""The events of an owner, the state they add up to, and what may follow: `OwnerEvent`, `evolve`, `decide`. Pure.
 
-An owner whose data is neither held nor erased needs none of them: that the owner has a key is said by the bucket KEYS. Each
+An owner whose data is neither held nor erased needs no events: the bucket KEYS has the owner's keys. Each
 event holds the whole state, so the newest one *is* the state. Released fields never change type, meaning or name.
 Source: ADR 068.
 """
@@ -22,7 +22,7 @@ from jobledger.ledger.model.inputs import check_finite, keep_utc
 from jobledger.ledger.model.seals import check_owner
 from jobledger.ledger.model.times import shown_time
 
-#: How long the code that undoes what cancelled jobs did may take, unless somebody says otherwise: it reads their inputs.
+#: The default time for undoing the work of cancelled jobs: the code that does it reads their inputs.
 GRACE_S: Final = 300.0
 GRACE_S_MAX: Final = 7 * 86_400.0
 _REQUEST_MAX: Final = 200
@@ -30,19 +30,19 @@ _WHAT: Final = "an owner"
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about an owner carries."""
+    """The fields of every fact about an owner."""
 
     since_form = SEALED_FORM
     kind: str  #: the first word of the owner's name: `person` of `person:17`
     id: str  #: the second one
-    number: Whole = 0  #: of the newest key that is or will be destroyed; 0: none
-    reason: str = ""  #: why, as the person said
+    number: Whole = 0  #: number of the newest key that is or will be destroyed; 0: none
+    reason: str = ""  #: the person's reason
 
 
 class OwnerHeld(_Fact, frozen=True, kw_only=True, tag="held", gc=False):
     """The data of the owner must be kept: it cannot be erased."""
 
-    until: Moment | None = None  #: when the hold ends by itself; none: when somebody lifts it
+    until: Moment | None = None  #: when the hold ends by itself; none: somebody must lift it
 
 
 class OwnerUnheld(_Fact, frozen=True, kw_only=True, tag="unheld", gc=False):
@@ -52,33 +52,33 @@ class OwnerUnheld(_Fact, frozen=True, kw_only=True, tag="unheld", gc=False):
 class OwnerErasing(_Fact, frozen=True, kw_only=True, tag="erasing", gc=False):
     """The key `number` of the owner will be destroyed. Until that is done, no job of the owner begins."""
 
-    request: str = ""  #: what asked for it: the number of a letter or of a ticket
-    grace_s: float = GRACE_S  #: seconds from here to the destruction, for what cancelled jobs undo
-    begun_at: Moment  #: when the erasure began: an archive run may say this event again, later
+    request: str = ""  #: reference of the request: the number of a letter or of a ticket
+    grace_s: float = GRACE_S  #: seconds from here to the destruction, for undos of cancelled jobs
+    begun_at: Moment  #: when the erasure began: an archive run may repeat this event later
 
     @property
     def destroys_at(self) -> datetime:
-        """When the key may be destroyed."""
+        """The moment from which the key may be destroyed."""
         return self.begun_at + timedelta(seconds=self.grace_s)
 
 
 class OwnerErased(_Fact, frozen=True, kw_only=True, tag="erased", gc=False):
-    """The key `number` of the owner is destroyed, and with it all that was sealed under it."""
+    """The key `number` of the owner is destroyed, so nobody can read the values sealed under it any more."""
 
     request: str = ""  #: as in `erasing`
-    jobs: Whole = 0  #: of the owner that the ledger still had
-    cancelled: Whole = 0  #: of these, the ones that were cancelled or discarded for it
+    jobs: Whole = 0  #: number of the owner's jobs that the ledger still had
+    cancelled: Whole = 0  #: number of these jobs that were cancelled or discarded for the erasure
     destroyed_at: Moment  #: when the key was destroyed
     masters: tuple[
         str, ...
-    ] = ()  #: each master key that ever wrapped the key: an old copy opens with one of these
+    ] = ()  #: each master key that ever wrapped the key: one of these opens an old copy
 
 
 OwnerEvent = OwnerHeld | OwnerUnheld | OwnerErasing | OwnerErased
 
 
 class OwnerState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An owner after the newest event, which says all there is to know."""
+    """An owner after the newest event, which holds the whole state."""
 
     event: OwnerEvent
     sequence: int  #: stream sequence of that event
@@ -124,7 +124,7 @@ class UnholdOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginErasing(msgspec.Struct, frozen=True, kw_only=True):
-    """Begin to erase what is sealed under the owner's key `number`."""
+    """Begin to erase the values that are sealed under the owner's key `number`."""
 
     number: int
     #: The bucket has that key, also where one of this number was erased before the bucket was lost.
@@ -134,7 +134,7 @@ class BeginErasing(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Check what would be recorded. Raises: InvalidInputError."""
+        """Check the values to be recorded. Raises: InvalidInputError."""
         check_finite("grace_s", self.grace_s)
         if not 0 <= self.grace_s <= GRACE_S_MAX:
             raise InvalidInputError(
@@ -158,10 +158,10 @@ OwnerCommand = HoldOwner | UnholdOwner | BeginErasing | EndErasing
 
 
 def decide(owner: str, state: OwnerState | None, command: OwnerCommand, stamp: Stamp) -> OwnerEvent | None:
-    """Return the event that follows from a command; None where all is as it asks.
+    """Return the event that follows from a command; None: nothing would change.
 
-    Raises: InvalidInputError for a name that no owner has, and a hold that would be over already; OwnerErasingError;
-        RefusedError; AccessDeniedError.
+    Raises: InvalidInputError for an invalid name of an owner, and for a hold that would be over already;
+        OwnerErasingError; RefusedError; AccessDeniedError.
     """
     kind, _, name = check_owner(owner).partition(":")
     if stamp.authority is not None:
@@ -231,7 +231,7 @@ def _erased(owner: str, state: OwnerState | None, command: EndErasing, stamp: St
 
 
 def held_words(held: OwnerHeld) -> str:
-    """Return what a person is told of a hold: `held by ann since ... until ...: reason`."""
+    """Return a hold in words for a person: `held by ann since ... until ...: reason`."""
     lasts = "" if held.until is None else f" until {shown_time(held.until)}"
     why = f": {held.reason}" if held.reason else ""
     return f"held by {held.by} since {shown_time(held.at)}{lasts}{why}"

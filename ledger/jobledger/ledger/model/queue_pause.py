@@ -1,8 +1,7 @@
-"""Every fact a queue can have, what they add up to, and what may follow: `QueueEvent`, `evolve`, `decide`. Pure.
+"""The events of a queue, the state they add up to, and what may follow: `QueueEvent`, `evolve`, `decide`. Pure.
 
-A queue needs none of them: without one it is not paused. Each of its events says the whole state, so the newest one
-*is* the state. The server's consumers follow it; where they differ, they are corrected.
-Released fields never change type, meaning or name, as those of jobs.
+A queue without events is not paused. Each event holds the whole state, so the newest one *is* the state. The server's
+consumers follow it; those that differ are corrected. As with jobs, released fields never change type, meaning or name.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from jobledger.ledger.model.times import shown_time
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a queue carries."""
+    """The fields of every fact about a queue."""
 
     queue: str  #: which queue
-    reason: str = ""  #: why, as the operator said
+    reason: str = ""  #: the operator's reason
 
 
 class QueuePaused(_Fact, frozen=True, kw_only=True, tag="paused", gc=False):
     """No worker is given a job of the queue any more. Jobs still come in, and timers go on."""
 
-    until: Moment | None = None  #: when the pause ends by itself; none: when somebody resumes the queue
-    interrupt: bool = False  #: running attempts were to be given back; false: they were to go on to their end
+    until: Moment | None = None  #: when the pause ends by itself; none: somebody must resume the queue
+    interrupt: bool = False  #: whether running attempts are given back; false: they go on to their end
 
 
 class QueueResumed(_Fact, frozen=True, kw_only=True, tag="resumed", gc=False):
@@ -42,18 +41,18 @@ QueueEvent = QueuePaused | QueueResumed
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A queue after its newest event; without one, as these defaults say."""
+    """A queue after its newest event; the defaults are those of a queue without events."""
 
-    paused: bool = False  #: by its newest event; whether the pause still lasts, `is_paused` tells
+    paused: bool = False  #: by its newest event; `is_paused` returns whether the pause still lasts
     since: datetime | None = None  #: when that event was appended, by its appender's clock
     by: str = ""  #: who appended it
-    reason: str = ""  #: why, as that person said
+    reason: str = ""  #: that person's reason
     until: datetime | None = None  #: when the pause ends by itself; None: it does not
-    interrupt: bool = False  #: running attempts were to be given back
+    interrupt: bool = False  #: whether running attempts are given back
     sequence: int = 0  #: stream sequence of that event; 0: there is none
 
     def words(self, *, tells_since: bool = True) -> str:
-        """Return what a person is told of a queue that is paused: `paused by ann since ... until ...: reason`."""
+        """Return the pause of a queue in words for a person: `paused by ann since ... until ...: reason`."""
         return pause_words(self.by, self.since if tells_since else None, self.until, self.reason)
 
     def is_paused(self, now: datetime) -> bool:
@@ -62,7 +61,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def pause_words(by: str, since: datetime | None, until: datetime | None, reason: str) -> str:
-    """Return what a person is told of a pause: `paused by ann since ... until ...: reason`."""
+    """Return a pause in words for a person: `paused by ann since ... until ...: reason`."""
     begun = "" if since is None else f" since {shown_time(since)}"
     lasts = "" if until is None else f" until {shown_time(until)}"
     return f"paused by {by}{begun}{lasts}" + (f": {reason}" if reason else "")
@@ -109,8 +108,8 @@ QueueCommand = PauseQueue | ResumeQueue
 def decide(queue: str, state: QueueState | None, command: QueueCommand, stamp: Stamp) -> QueueEvent:
     """Return the event that follows from a command.
 
-    Raises: InvalidInputError for a pause that would be over already; RefusedError for resuming what is not paused;
-        AccessDeniedError for who is bound to some tasks: a pause holds those of all.
+    Raises: InvalidInputError for a pause that would be over already; RefusedError for resuming a queue that is not
+    paused; AccessDeniedError for a principal that is bound to some tasks, since a pause stops the jobs of all tasks.
     """
     if stamp.authority is not None:
         stamp.authority.require("manage", queue)
@@ -145,7 +144,7 @@ def _check(before: QueueState | None, event: QueueEvent, _stream_sequence: int) 
 
 
 def _keeps(event: QueueEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A pause stays as long as it lasts; without one the whole chain may go."""
+    """Keep a pause as long as it lasts; without one the whole chain may go."""
     if isinstance(event, QueueResumed):
         return None
     what = f"queue {event.queue}, which is paused since stream sequence {stream_sequence}"

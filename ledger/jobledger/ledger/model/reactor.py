@@ -1,8 +1,8 @@
-"""Every fact a reactor records about itself: `ReactorEvent`, and how it is read, linked and addressed. Pure.
+"""The facts that reactors record about themselves: `ReactorEvent`, and how it is read, linked and addressed. Pure.
 
 A reactor that appends facts of its own has a chain, `ledger.reactor.<name>.>`, linked by hashes as a job's is. Each
-event says all that the next one builds on, so the newest one is the reactor's state. Released fields never change
-type, meaning or name.
+event holds all facts that the next one builds on, so the newest one is the reactor's state. Released fields never
+change type, meaning or name.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ RESTORE: Final = "restore"  #: the chain in which restores of the ledger from a 
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a reactor carries."""
+    """The fields of every fact about a reactor."""
 
-    reactor: str  #: whose chain it is in
+    reactor: str  #: name of the reactor's chain
 
 
 class SealRecorded(_Fact, frozen=True, kw_only=True, tag="sealed", gc=False):
     """The signed root of a Merkle tree over a range of the ledger. A copy of it shows any later change in the range."""
 
-    from_sequence: Whole  #: of the range; the one after the previous seal's last
+    from_sequence: Whole  #: of the range; the first one after the range of the previous seal
     to_sequence: Whole  #: of the range, inclusive
     merkle_root: str  #: hex; over the sha256 of each event of the range as stored, in stream order
     head_hash: str  #: hex sha256 of the event at `to_sequence`
     previous_root: str = (
-        ""  #: hex; the previous seal's `merkle_root`, so that one seal vouches for all before it
+        ""  #: hex; the previous seal's `merkle_root`, so that one seal also proves all earlier ones
     )
     key: str  #: hex sha256 of the public key's 32 bytes
     signature: str  #: hex Ed25519 signature
 
 
 class LimitInForce(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The newest event of a limit's definition among those that were moved, as it was stored."""
+    """The newest event of a limit's definition among the archived ones, as it was stored."""
 
     limit: str  #: the limit's name
     sequence: Whole  #: stream sequence of the event
-    event: msgspec.Raw  #: its bytes: what later readers make of it is theirs
+    event: msgspec.Raw  #: its bytes, which later readers decode themselves
 
 
 class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
-    """Everything up to a sequence lies in an export, and may be gone from the stream."""
+    """All events up to a sequence lie in an export, and may be gone from the stream."""
 
     through_sequence: Whole  #: the last one that was moved
     manifest_sha256: str  #: hex; of the export's manifest as written
     head_hash: str  #: hex sha256 of the event at `through_sequence`
-    digest: str  #: of all events of the export, as its manifest has it
+    digest: str  #: digest of all events of the export, as in its manifest
     count: Whole  #: events in the export
-    folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; for people alone
+    folder: str = ""  #: folder of the archive, as `<host>:<path>` at the machine of the run; only for people
     limits: tuple[LimitInForce, ...] | None = None  #: as defined at `through_sequence`; absent: not known
 
 
@@ -78,29 +78,29 @@ class Redacted(_Fact, frozen=True, kw_only=True, tag="redacted", gc=False):
 
 
 class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
-    """Somebody checked the ledger, and had what was found recorded."""
+    """Somebody checked the ledger, and had the result recorded."""
 
     from_sequence: Whole  #: of the range that was checked
-    to_sequence: Whole  #: of the range, inclusive; one less than `from_sequence` when there was nothing
-    head_hash: str  #: hex sha256 of the event at `to_sequence`, "" when there was none
-    digest: str  #: hex sha256 over the hashes of all events of the range, as the report has it
-    sound: bool  #: nothing was found that must not be
-    violations: Whole  #: how many were found
+    to_sequence: Whole  #: of the range, inclusive; one less than `from_sequence` if the range is empty
+    head_hash: str  #: hex sha256 of the event at `to_sequence`, "" without one
+    digest: str  #: hex sha256 over the hashes of all events of the range, as in the report
+    sound: bool  #: whether no violation was found
+    violations: Whole  #: number of violations
 
 
 class Restored(_Fact, frozen=True, kw_only=True, tag="restored", gc=False):
-    """The ledger was brought back from a back-up: what was appended after `through_sequence` before that is gone.
+    """The ledger was restored from a back-up: events that were appended after `through_sequence` before this are gone.
 
-    Stream sequences after it were used twice. The events that had them first are only in copies that others made.
+    Stream sequences after it were used twice. The events that had them first exist only in copies made by others.
     """
 
     since_form = 2
     backup: str  #: the name of the back-up's folder
     backed_up_at: Moment  #: when the back-up was begun, by the ledger's clock
-    through_sequence: Whole  #: the last event that came back
+    through_sequence: Whole  #: stream sequence of the last restored event
     head_hash: str  #: hex sha256 of the event at `through_sequence`, "" when there was none
     lost_through: Whole | None = (
-        None  #: the last stream sequence that was used before, as the operator knew it; none: not known
+        None  #: the last stream sequence that had been used, according to the operator; none: not known
     )
     open_jobs: Whole  #: jobs that were not over at `through_sequence`: they go on
 
@@ -112,24 +112,24 @@ class FormRaised(_Fact, frozen=True, kw_only=True, tag="raised", gc=False):
     """
 
     since_form = 2
-    form: Whole  #: the highest that may be appended
-    before: Whole  #: what that was before
-    behind: Whole = 0  #: living processes that read less: their end was not waited for
-    reason: str = ""  #: why; for people alone
+    form: Whole  #: the highest form that may be appended
+    before: Whole  #: the highest form before
+    behind: Whole = 0  #: number of running processes with a lower form, whose end was not awaited
+    reason: str = ""  #: reason; only for people
 
 
 class CountedSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """How durations are spread, in whole microseconds."""
+    """The distribution of durations, in whole microseconds."""
 
     smallest_us: Whole  #: the smallest one
     largest_us: Whole  #: the largest one
     counts: dict[
         Whole, Whole
-    ]  #: how many, by the upper bound of their bucket; a bucket is at most a tenth wide
+    ]  #: number of durations in each bucket, by its upper bound; a bucket is at most a tenth wide
 
 
 class CountedTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What happened to the jobs of a task in a queue."""
+    """Counts for the jobs of a task in a queue."""
 
     queue: str  #: the queue
     task: str  #: the task's name
@@ -158,7 +158,7 @@ class CountedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
-    """A part of all that was counted up to a sequence, so that counters continue when their beginning is archived.
+    """A part of all counts up to a sequence, so that counters continue when their beginning is archived.
 
     All parts of one count come one after the other, right before the `archived` event of the same run.
     """
@@ -168,19 +168,19 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     begins_at: Whole  #: the oldest event that is counted; above 1 where an earlier count is missing
     part: Whole  #: from 1
     parts: Whole  #: how many there are of this count
-    columns: tuple[str, ...] = ()  #: what is counted by task; durations in microseconds
+    columns: tuple[str, ...] = ()  #: names of the counts by task; durations in microseconds
     spread_columns: tuple[
         str, ...
-    ] = ()  #: whose durations are counted by bucket; none before there were such buckets
-    totals: tuple[CountedTask, ...] = ()  #: the one that came first in the ledger first
-    failure_columns: tuple[str, ...] = ()  #: what is counted by type of error
-    failures: tuple[CountedFailure, ...] = ()  #: as `totals`
+    ] = ()  #: names of the durations that are counted by bucket; empty in releases without buckets
+    totals: tuple[CountedTask, ...] = ()  #: in the order of their first events in the ledger
+    failure_columns: tuple[str, ...] = ()  #: names of the counts by type of error
+    failures: tuple[CountedFailure, ...] = ()  #: in the order of `totals`
     jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
 ReactorEvent = SealRecorded | Archived | Redacted | Counted | Verified | Restored | FormRaised
 
-#: Whose chain each event belongs to.
+#: The reactor to whose chain each type of event belongs.
 _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
     SealRecorded: SEALS,
     Archived: ARCHIVE,
@@ -193,13 +193,13 @@ _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
 
 
 class ReactorState(msgspec.Struct, frozen=True, gc=False):
-    """What a reactor's chain adds up to."""
+    """The state of a reactor's chain."""
 
     archived_through: int = 0  #: `through_sequence` of its newest `archived`
 
 
 def evolve(before: ReactorState | None, event: ReactorEvent, _stream_sequence: int) -> ReactorState:
-    """Return what a reactor has recorded after `event`."""
+    """Return the state of a reactor's chain after `event`."""
     if isinstance(event, Archived):
         return ReactorState(event.through_sequence)
     return before or ReactorState()
@@ -271,9 +271,9 @@ def _check_restored(event: Restored, stream_sequence: int) -> Iterator[Broken]:
 
 
 def _keeps(event: ReactorEvent, stream_sequence: int) -> ArchiveBound | None:
-    """What the newest seal does not cover stays.
+    """Keep the events that the newest seal does not cover.
 
-    An archive run appends an event of its own before anything goes, and nothing builds on what a check found or on the
+    An archive run appends an event of its own before it removes any. Nothing builds on results of checks, or on
     records of restores and upgrades; a check with the archive reads these.
     """
     if event.reactor in (ARCHIVE, VERIFY, RESTORE, FORM_CHAIN):

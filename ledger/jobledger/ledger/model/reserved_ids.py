@@ -1,8 +1,8 @@
 """Derived ids: the forms that are reserved for them, and the id of a job whose derived id is taken. Pure.
 
-A tick, a webhook, a run or an `Idempotency-Key` derives the id of the job that it makes, so that it is made once. Nobody
-else may give a job such an id: it would take the place of the job that comes later. Each form is as narrow as what
-derives it, so `week-end` and `order-77` are anybody's. Source: ADR 051.
+A tick, a webhook, a run or an `Idempotency-Key` derives the id of the job that it makes, so that it is made once.
+Nobody else may give a job such an id: that job would take the place of the derived one. Each form is as narrow as its
+derivation, so anybody may use `week-end` and `order-77`. Source: ADR 051.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobledger.ledger.model.subjects import JobRef
 _UUID7: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 #: Suffixes of a run's id: for its end, a child, the run that continues it; each of these may be a run, too.
 _MADE: Final = r"(?:-(?:end|\d+-\d+|r\d+)(?:-of-.+)?)+"
-#: The id of a key (`keyed_id` of a gateway), and that of a line of a request in bulk.
+#: The id derived from an `Idempotency-Key` (`keyed_id` of a gateway), and that of a line of a bulk request.
 _KEYED: Final = re.compile(r"(i-[A-Za-z0-9_-]{43})(?:-[1-9]\d*)?", flags=re.ASCII)
 _FORMS: Final = tuple(
     (whose, re.compile(form, flags=re.ASCII))
@@ -36,16 +36,16 @@ _ANY: Final = re.compile(
     flags=re.ASCII,
 )
 _DIGITS: Final = 40
-#: How the id begins of a job whose derived id was taken.
+#: Beginning of the id of a job whose derived id was taken.
 TAKEN: Final = "taken-"
 #: The name in its metadata under which that derived id is stored.
 INSTEAD_OF: Final = "instead_of"
 
 
 def check_unreserved(job_id: str, keyed: str = "") -> None:
-    """Refuse an id that somebody chose, where it has the form of a derived one.
+    """Refuse a chosen id that has the form of a derived one.
 
-    `keyed`: the id that follows from the `Idempotency-Key` of the request; it and those of its lines may be named.
+    `keyed`: the id derived from the `Idempotency-Key` of the request; this id and those of its lines are allowed.
 
     Raises: InvalidInputError.
     """
@@ -61,5 +61,5 @@ def check_unreserved(job_id: str, keyed: str = "") -> None:
 
 
 def instead_of(ref: JobRef) -> JobRef:
-    """Return the ref of the job that is made in place of one whose derived id is taken."""
+    """Return the ref of the job that replaces one whose derived id is taken."""
     return JobRef(queue=ref.queue, job_id=TAKEN + hashlib.sha256(ref.job_id.encode()).hexdigest()[:_DIGITS])

@@ -1,7 +1,7 @@
-"""How long a ledger keeps its oldest events, and where they are moved then: `RetentionSet`, `evolve`, `decide`. Pure.
+"""The setting for how long a ledger keeps events, and where they go then: `RetentionSet`, `evolve`, `decide`. Pure.
 
-A ledger has one such setting, under the name `main`. Each of its events says the whole state, so the newest one *is* the
-state. Who moves the events is a keeper; see `jobledger.admin.keeper`. Released fields never change type, meaning or name.
+A ledger has one such setting, under the name `main`. Each of its events holds the whole state, so the newest one *is*
+the state. A keeper moves the events; see `jobledger.admin.keeper`. Released fields never change type, meaning or name.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _DAY_S: Final = 86_400.0
 class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How long events stay in a ledger, and where they go."""
 
-    keep_s: float = 30 * _DAY_S  #: nothing younger is moved, in seconds: so long ids are remembered
+    keep_s: float = 30 * _DAY_S  #: seconds; no younger event is moved, so ids are remembered for this time
     start: float = 0.6  #: events are moved when they take more than this share of the ledger's room
-    aim: float = 0.4  #: down to this share, unless that would take what is younger than `keep_s`
+    aim: float = 0.4  #: down to this share, but no event younger than `keep_s`
     every_s: float = 300.0  #: how often a keeper looks, in seconds
     max_age_s: float | None = None  #: what is older is moved though there is room; none: that stays
     rows_keep_s: float | None = (
@@ -49,12 +49,12 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class RetentionSet(Envelope, frozen=True, kw_only=True, tag="set", gc=False):
-    """From here on events are kept and moved as this event says, whatever was before."""
+    """From here on events are kept and moved as in this event."""
 
     since_form = 2
     retention: str  #: always `main`
-    terms: Retention  #: all of them
-    reason: str = ""  #: why, as the person said
+    terms: Retention  #: all fields of the setting
+    reason: str = ""  #: the person's reason
 
 
 class RetentionState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -75,17 +75,17 @@ def evolve(_before: RetentionState | None, event: RetentionSet, stream_sequence:
 
 
 class SetRetention(msgspec.Struct, frozen=True, kw_only=True):
-    """Change what is named, and leave the rest as it is."""
+    """Change the named fields, and leave the others as they are."""
 
     changes: Mapping[str, Any]  #: by the names of `Retention`
     reason: str = ""
 
 
 def decide(before: RetentionState | None, command: SetRetention, stamp: Stamp) -> RetentionSet | None:
-    """Return the event that follows from a command; None where all is as it asks.
+    """Return the event that follows from a command; None: nothing would change.
 
-    Raises: InvalidInputError; AccessDeniedError for who may not change the rights of others: the place is a path on the
-        keeper's machine, and all that was ever recorded goes there.
+    Raises: InvalidInputError; AccessDeniedError for a principal that may not change the rights of others: the place is
+    a path on the keeper's machine, and all events go there in time.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("admin")
@@ -151,7 +151,7 @@ def _has_user(kind: str, address: str) -> bool:
 
 
 def _check_place(to: str) -> None:
-    """Refuse what names no folder and no URI. Raises: InvalidInputError."""
+    """Refuse a text that names no folder and no URI. Raises: InvalidInputError."""
     if is_uri(to) and to.isprintable() and len(to) <= _PLACE_MAX:
         check_uri(to)
     elif to and (not to.startswith("/") or not to.isprintable() or len(to) > _PLACE_MAX):

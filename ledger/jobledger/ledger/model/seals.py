@@ -1,10 +1,10 @@
-"""Values of a job that has an owner: what is stored of them is sealed under the owner's key. Source: ADR 065.
+"""Values of a job with an owner, which are stored sealed under the owner's key. Source: ADR 065.
 
-A sealed value is a JSON string: `sealed:` and base64 of what the key made of the value's JSON text. The event names the
-key: `tenant:acme/1` is the first key of owner `tenant:acme`. Owner, environment and kind are authenticated, the job is
-not: so a value is copied to another job of the owner (carried, reruns, items, schedules) by who has no key.
+A sealed value is a JSON string: `sealed:` and base64 of the value's JSON text, encrypted with the key. The event names
+the key: `tenant:acme/1` is the first key of owner `tenant:acme`. Owner, environment and kind are authenticated, but
+not the job: so code without the key can copy a value to another job of the owner (carried, reruns, items, schedules).
 
-Keys are made and kept elsewhere; here is what they do, and the check that no value of such a job is stored in the clear.
+Keys are made and kept elsewhere; here is their use, and the check that no value of such a job is stored unsealed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 #: What kind of thing is sealed: a JSON value, message and traceback of an error, or a word of a person or of the code.
 Kind = Literal["value", "error", "text"]
 
-#: The owner of jobs that name none, with `connect(seal="all")`.
+#: The owner of jobs that name no owner, with `connect(seal="all")`.
 OWNER_DEFAULT: Final = "ledger:default"
 _OWNER: Final = re.compile(r"[a-z][a-z0-9_]{0,31}:[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 _MARK: Final = "sealed:"
@@ -58,7 +58,7 @@ class ValueKey(Protocol):
         ...
 
     def seal(self, kind: Kind, text: bytes) -> bytes:
-        """Return what is stored in the place of a text."""
+        """Return the sealed form of a text."""
         ...
 
     def unseal(self, kind: Kind, blob: bytes) -> bytes:
@@ -66,17 +66,17 @@ class ValueKey(Protocol):
         ...
 
     def index(self, text: bytes) -> str:
-        """Return a hash, 40 hex digits, that only who has the key can make: for what must be compared."""
+        """Return a hash, 40 hex digits, that only a holder of the key can make: for values that must be compared."""
         ...
 
 
 class KeyHolder(Protocol):
-    """Who has the keys of owners; `connect(sealing=...)` takes another one than the ledger's own."""
+    """A holder of the keys of owners; `connect(sealing=...)` replaces the ledger's own."""
 
     async def key_for(self, owner: str) -> ValueKey:
-        """Return the key for new values of an owner, made where there is none.
+        """Return the key for new values of an owner; make it if there is none.
 
-        Raises: ConfigurationError where nothing can be sealed here, OwnerErasingError, KeyUnavailableError.
+        Raises: ConfigurationError if nothing can be sealed here, OwnerErasingError, KeyUnavailableError.
         """
         ...
 
@@ -96,18 +96,18 @@ def check_owner(owner: object) -> str:
 
 
 def owner_of(key_id: str) -> str:
-    """Return whose key it is."""
+    """Return the owner of a key."""
     return key_id.rpartition("/")[0]
 
 
 def number_of(key_id: str) -> int:
-    """Return which of its owner's keys it is, from 1; 0 for what is no name of a key."""
+    """Return the number of a key among its owner's keys, from 1; 0 for a text that is no name of a key."""
     number = key_id.rpartition("/")[2]
     return int(number) if number.isascii() and number.isdecimal() else 0
 
 
 def is_sealed(value: bytes) -> bool:
-    """Return whether a JSON text is a sealed value, as far as its form tells."""
+    """Return whether a JSON text has the form of a sealed value."""
     return value.startswith(_BEGIN) and _is_base64(value[len(_BEGIN) : -1]) and value.endswith(b'"')
 
 
@@ -147,12 +147,12 @@ def unseal_word(key: ValueKey, word: str) -> str:
 
 
 def seal_words(key: ValueKey, words: Mapping[str, str]) -> dict[str, str]:
-    """Return pairs of words whose second ones are sealed."""
+    """Return pairs of words with their second words sealed."""
     return {name: _sealed_word(key, word) for name, word in words.items()}
 
 
 def unseal_words(key: ValueKey, words: Mapping[str, str]) -> dict[str, str]:
-    """Return the pairs as they were said. Raises: SealBrokenError."""
+    """Return the pairs with their second words unsealed. Raises: SealBrokenError."""
     return {name: unseal_word(key, word) for name, word in words.items()}
 
 
@@ -177,7 +177,7 @@ def unseal_error(key: ValueKey, error: ErrorInfo) -> ErrorInfo:
 
 
 def require_sealed(event: Event) -> None:
-    """Refuse to store a value of a job that has an owner in the clear, whatever door it came through.
+    """Refuse to store an unsealed value of a job that has an owner, whichever way it came.
 
     Raises: InvalidInputError.
     """
@@ -190,7 +190,7 @@ def require_sealed(event: Event) -> None:
 
 
 def clear_field(value: msgspec.Struct) -> str:
-    """Return the name of a field, however deep, whose value is in the clear; "" where all are sealed."""
+    """Return the name of a field, however deep, whose value is not sealed; "" if all are sealed."""
     for name, is_text in _fields(type(value)):
         field = getattr(value, name)
         if field and (found := _clear(name, field, is_text=is_text)):
@@ -208,7 +208,7 @@ def _clear(name: str, value: Any, *, is_text: bool) -> str:
             is_open = value.message or value.traceback
             return f"{name}.message" if is_open and value.kind not in OWN_ERRORS else ""
         case Callback():
-            return ""  # words of the code, which are no data
+            return ""  # words of the code, not data
         case msgspec.Struct():
             return clear_field(value)
         case tuple():

@@ -1,6 +1,6 @@
 """The states of a job in words for people: one table for terminals and pages. Pure.
 
-The name of a state (`queued`, `retry_wait`) is what filters, columns, JSON, Python and metrics call it.
+Filters, columns, JSON, Python and metrics use the names of the states (`queued`, `retry_wait`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from jobledger.ledger.model.job import JobState
 
-#: What follows "it is" in a sentence.
+#: The words after "it is" in a sentence.
 STATE_WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         JobState.SCHEDULED: "waiting for its time",
@@ -35,5 +35,5 @@ def state_title(state: str) -> str:
 
 
 def state_words(state: str) -> str:
-    """Return what follows "it is" in a sentence; a state that only attempts have is its name."""
+    """Return the words after "it is" in a sentence; of a state that only attempts have, its name."""
     return STATE_WORDS.get(state, state.replace("_", " "))

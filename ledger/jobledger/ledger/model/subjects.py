@@ -1,10 +1,9 @@
 """Names on the wire: streams, subjects, consumers; built from validated tokens, and parsed back.
 
-A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>`, where `queued` is followed by the
-priority, and `completed` by `child` and the parent's id where the job is a run's child, and by `limited` where it has
-limits: so whoever waits for such an end is delivered no others. The
-filter of a chain, `ledger.job.<queue>.<job_id>.>`, is what every conditional append of that chain names.
-Source: ADR 001.
+A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>`. After `queued` follows the
+priority; after `completed` follow `child` and the parent's id if the job is a run's child, and `limited` if it has
+limits: so a reader of such ends gets no others. Every conditional append of a chain names the chain's filter,
+`ledger.job.<queue>.<job_id>.>`. Source: ADR 001.
 """
 
 from __future__ import annotations
@@ -29,25 +28,27 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
 #: The queue of deliveries of webhooks. No event of it is ever delivered.
 DELIVERIES_QUEUE: Final = "webhooks-out"
-#: The queue of what a gateway does to many jobs at once.
+#: The queue of acts of a gateway on many jobs at once.
 ACTS_QUEUE: Final = "jobledger-acts"
-#: Queues of jobs that nobody enqueued: figures and lists of the fleet leave them out, unless somebody names them. Those
-#: of `jobledger` are graphs and batches, which people began.
+#: Queues of jobs that nobody enqueued: figures and lists of the fleet leave them out, unless named. The queue
+#: `jobledger` is not among them, since people begin its graphs and batches.
 INNER_QUEUES: Final = (DELIVERIES_QUEUE, ACTS_QUEUE)
-#: Tasks of the ledger's own that nobody may name. Only what begins a graph, a batch, an act or a check makes jobs of them.
-#: `deliver` is not among them, for applications have tasks of that name: theirs wait in queues of their own.
+#: Tasks of the ledger's own that nobody may name: only a graph, a batch, an act or a check makes their jobs. `deliver`
+#: is not among them, since applications have tasks of that name, in queues of their own.
 INNER_TASKS: Final = frozenset({"run_graph", "run_stored_graph", "run_batch", "bulk_act", "verify_ledger"})
-#: How the names begin of the tasks that call the hooks of schedules. Their input says under which id which job is made.
+#: Beginning of the names of tasks that call the hooks of schedules. Their input has the id and the order of the job to
+#: make.
 HOOKS_TASK: Final = "hooks_of_"
 _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
 CHILDREN_CONSUMER: Final = "children"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
-#: Of consumers that walk minutes behind a queue's work, to find jobs that nobody is offered any more.
+#: Name part of consumers that read a queue's work minutes later, to find jobs that no worker is offered any more.
 RECONCILER_CONSUMER_PREFIX: Final = "reconcile_"
 
-#: The last words of the subjects of types that have more than the type itself, as filters; none overlaps another.
+#: The last words, as filters, of the subjects of types with more words than the type itself; no filter overlaps
+#: another.
 _LEAVES: Final = {
     "queued": ("queued.*",),
     "completed": (
@@ -58,7 +59,7 @@ _LEAVES: Final = {
     ),
 }
 
-_AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and all the rest
+_AGGREGATE_TOKENS: Final = 3  # the root, the aggregate, and the rest as one
 
 
 def check_token(field: str, value: object) -> str:
@@ -77,7 +78,7 @@ def is_own_queue(queue: str) -> bool:
 
 
 def check_users_queue(queue: object) -> str:
-    """Return the name of a queue if jobs of an application may wait there.
+    """Return the name of a queue that an application's jobs may use.
 
     Raises: InvalidTokenError; InvalidInputError for a queue of the ledger's own jobs.
     """
@@ -91,7 +92,7 @@ def check_users_queue(queue: object) -> str:
 
 
 def check_users_task(task: object) -> str:
-    """Return the name of a task if it may be named by whoever adds jobs, or sets up who adds them.
+    """Return the name of a task that callers may name when they add jobs, or define what adds them.
 
     Raises: InvalidTokenError; InvalidInputError for a task of the ledger's own.
     """
@@ -102,13 +103,13 @@ def check_users_task(task: object) -> str:
 
 
 def aggregate_of(subject: str) -> str:
-    """Return the name of the aggregate that a ledger subject is about; "" for what has not the form of one."""
+    """Return the name of the aggregate in a ledger subject; "" for a text in another form."""
     tokens = subject.split(".", 2)
     return tokens[1] if len(tokens) == _AGGREGATE_TOKENS else ""
 
 
 def leaves_of(event: str) -> tuple[str, ...]:
-    """Return the last words of the subjects of one type of a job's events, as filters: together they match all of them."""
+    """Return the last words of the subjects of one type of a job's events, as filters that match all of them."""
     return _LEAVES.get(event, (event,))
 
 
@@ -149,7 +150,7 @@ def environment_of(stream: str) -> str | None:
 
 
 def filter_pattern(subject: str) -> re.Pattern[str]:
-    """Return what fits a subject filter: `*` is one token, a last `>` one or more."""
+    """Return the pattern of a subject filter: `*` matches one token, a last `>` one or more."""
     patterns = {"*": r"[^.]+", ">": r".+"}
     return re.compile(r"\.".join(patterns.get(part) or re.escape(part) for part in subject.split(".")))
 
@@ -169,7 +170,7 @@ class LockRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParsedSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job event's subject says; the event's body must agree."""
+    """The fields in the subject of a job's event; the event's body must agree."""
 
     queue: str
     job_id: str
@@ -181,7 +182,7 @@ class Names(msgspec.Struct, frozen=True):
     """Every name one environment uses, so that several can share an account."""
 
     environment: str = ""  #: "" is the plain form; "staging" gives `staging_ledger.>` and `STAGING_LEDGER`
-    jobs_root: str = ""  #: what every job event's subject begins with; follows from the environment
+    jobs_root: str = ""  #: beginning of the subject of every job event; follows from the environment
 
     def __post_init__(self) -> None:
         """Check the environment's name.
@@ -202,12 +203,12 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def ledger_root(self) -> str:
-        """The first token of every ledger subject."""
+        """First token of every ledger subject."""
         return self._subject("ledger")
 
     @property
     def ledger_stream(self) -> str:
-        """The stream that is the truth."""
+        """The stream of all events, from which everything else is derived."""
         return self._stream("LEDGER")
 
     @property
@@ -217,17 +218,17 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def tasks_bucket(self) -> str:
-        """The key-value bucket of what workers say of their tasks."""
+        """The key-value bucket of the tasks that workers announce."""
         return self._stream("TASKS")
 
     @property
     def lanes_bucket(self) -> str:
-        """The key-value bucket of how far each lane was settled."""
+        """The key-value bucket with the sequence up to which each lane was settled."""
         return self._stream("LANES")
 
     @property
     def access_bucket(self) -> str:
-        """The key-value bucket of when each key of the gateway was last used."""
+        """The key-value bucket with the last use of each key of the gateway."""
         return self._stream("ACCESS")
 
     @property
@@ -252,17 +253,17 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def logs_bucket(self) -> str:
-        """The key-value bucket of what attempts logged; they expire."""
+        """The key-value bucket of the logs of attempts, which expire."""
         return self._stream("LOGS")
 
     @property
     def bodies_bucket(self) -> str:
-        """The object store of bodies of webhooks; each says how long it is kept."""
+        """The object store of bodies of webhooks; each has its own time to be kept."""
         return self._stream("BODIES")
 
     @property
     def advisories_stream(self) -> str:
-        """The stream that keeps what the server says of dispatches whose deliveries are used up."""
+        """The stream of the server's advisories on dispatches whose deliveries are used up."""
         return self._stream("ADVISORIES")
 
     @property
@@ -272,7 +273,7 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Every stream that an environment may have, the ledger first; some are made only where they are needed."""
+        """Every stream that an environment may have, the ledger first; some are created only if needed."""
         buckets = (
             self.workers_bucket,
             self.tasks_bucket,
@@ -297,24 +298,24 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self.ledger_root}.>"
 
     def chain(self, ref: JobRef) -> str:
-        """Return the filter of one job's chain, always this same string for every append to it."""
+        """Return the filter of one job's chain: the same string for every append to that chain."""
         return f"{self.jobs_root}{ref.queue}.{ref.job_id}.>"
 
     def chain_of(self, event: JobEvent) -> str:
-        """Return the filter of the chain that `event` belongs to: `chain`, without the making of a reference."""
+        """Return the filter of the chain that `event` belongs to: like `chain`, without a `JobRef`."""
         return f"{self.jobs_root}{event.queue}.{event.job}.>"
 
     def of_type(self, ref: JobRef, event: str) -> str:
-        """Return the subject of one job's events of one type; `queued` and `completed` may have a word more."""
+        """Return the subject of one job's events of one type; those of `queued` and `completed` may have more words."""
         return f"{self.ledger_root}.job.{ref.queue}.{ref.job_id}.{event}"
 
     def all_of_type(self, event: str) -> str:
-        """Return the filter of every job's events of one type; `queued` and `completed` may have a word more."""
+        """Return the filter of every job's events of one type; for `queued` and `completed` also with more words."""
         return f"{self.ledger_root}.job.*.*.{event}"
 
     @property
     def ends_of_children(self) -> tuple[str, ...]:
-        """The filters of what concerns runs and their children: no ordinary job's completion is among it."""
+        """The filters of events that concern runs and their children, without completions of other jobs."""
         ends = ("completed.child.>", "cancelled", "dead_lettered", "discarded", "paused")
         return tuple(self.all_of_type(end) for end in ends)
 
@@ -328,7 +329,7 @@ class Names(msgspec.Struct, frozen=True):
         return self.chains(job_id, None)
 
     def chains(self, job_id: str, queue: str | None) -> str:
-        """Return the filter of the chain with this job id in a queue, or of those in all of them."""
+        """Return the filter of the chain with this job id in a queue, or of those in all queues."""
         return f"{self.ledger_root}.job.{queue or '*'}.{job_id}.>"
 
     def lock_hint(self, ref: LockRef) -> str:
@@ -355,7 +356,7 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def timers_stream(self) -> str:
-        """The stream that holds a message for each moment to come; made again from the ledger when it is lost."""
+        """The stream with a message for each future moment; rebuilt from the ledger when it is lost."""
         return self._stream("TIMERS")
 
     @property
@@ -374,10 +375,10 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self._subject('timer')}.due.>"
 
     def timer_at(self, chain: str, wait_sequence: int | str) -> str:
-        """Return the subject of one wait's timer: the next wait has another one, so no late copy replaces its timer.
+        """Return the subject of one wait's timer; the next wait has another one, so no late copy replaces its timer.
 
-        `chain`: `job.<queue>.<job_id>` or `schedule.<name>`, which waits. The one deadline of a run has the word
-        `deadline` in the place of the sequence.
+        `chain`: the waiting `job.<queue>.<job_id>` or `schedule.<name>`. The deadline of a run, which has only one,
+        has the word `deadline` in the place of the sequence.
         """
         return f"{self._subject('timer')}.at.{chain}.{wait_sequence}"
 
@@ -396,7 +397,7 @@ class Names(msgspec.Struct, frozen=True):
         return (*(f"{self.ledger_root}.job.*.*.{event}" for event in TIMED_WAITS), self.all_schedules)
 
     def timers_consumer(self, timers_id: str) -> str:
-        """Return the durable consumer that sets timers; another TIMERS stream has another one."""
+        """Return the durable consumer that sets timers; each TIMERS stream has its own."""
         return f"{TIMERS_CONSUMER_PREFIX}{timers_id}"
 
     def subscription_consumer(self, name: str) -> str:
@@ -420,11 +421,11 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self._subject('hint')}.queue.{queue}"
 
     def progress_hint(self, ref: JobRef) -> str:
-        """Return the core subject of what a running job says of its progress."""
+        """Return the core subject of a running job's reports of progress."""
         return f"{self._subject('hint')}.progress.{ref.queue}.{ref.job_id}"
 
     def parse(self, subject: str) -> ParsedSubject:
-        """Take a stored job event's subject apart.
+        """Split the subject of a stored job event.
 
         Raises: MalformedEventError for a subject that no event of this environment can have.
         """
@@ -454,7 +455,7 @@ def _is_completed(rest: list[str]) -> bool:
 
 
 def first_leaf(priority: str, limits: Sequence[str], deadline_s: float | None) -> str:
-    """Return how the subject ends under which a job begins that is due at once, as `decisions` begins it."""
+    """Return the last words of the subject of the first event that `decisions` makes for a job due at once."""
     if deadline_s is not None:
         return "scheduled"
     return "held" if limits else f"queued.{priority}"

@@ -1,4 +1,4 @@
-"""Times as text: ours to write, the server's to read. All of it UTC, to the microsecond."""
+"""Times as text: our own are written here, the server's are read. All in UTC, to the microsecond."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _plain: Final = msgspec.to_builtins
 
 
 def as_utc(at: datetime) -> datetime:
-    """Take a foreign appender's zone away; a time without one counts as UTC."""
+    """Convert a time with another zone to UTC; a time without a zone counts as UTC."""
     if at.tzinfo is UTC:
         return at
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
@@ -20,7 +20,7 @@ def as_utc(at: datetime) -> datetime:
 
 def time_text(at: datetime) -> str:
     """Return `2025-01-31T08:00:00.000000Z`, always of this length, so that text order is time order."""
-    # Four times as fast as isoformat, and the same but for what has no microseconds.
+    # Four times as fast as isoformat, and the same except for times without microseconds.
     text: str = _plain(at)
     if len(text) == _CHARACTERS and at.tzinfo is UTC:
         return text
@@ -33,7 +33,7 @@ def shown_time(at: datetime) -> str:
 
 
 def server_time(text: str) -> datetime:
-    """Read a time as nats-server writes it: nanoseconds, which are cut, without their last zeros.
+    """Read a time as nats-server writes it: with nanoseconds, which are cut, but without trailing zeros.
 
     Raises:
         ValueError: It is no time.

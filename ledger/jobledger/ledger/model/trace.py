@@ -1,4 +1,4 @@
-"""Traces: the W3C traceparent that a job carries, of its caller or, where that has none, one of the job's own. Pure."""
+"""Traces: the W3C traceparent of a job, from its caller or, without one, the job's own. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-#: The end of a trace that nobody records: random, not sampled. Whoever runs the job decides whether to sample it.
+#: The end of a traceparent that nobody records: random, not sampled. The worker decides whether to sample it.
 OWN: Final = "-02"
 _HEX: Final = re.compile("[0-9a-f]{32}")
 _NO_SPAN: Final = "0" * 16
@@ -14,7 +14,7 @@ _CHARACTERS: Final = 55
 
 
 def own_trace(queue: str, job_id: str) -> str:
-    """Return the traceparent of a job whose caller has none: always the same for one job.
+    """Return the traceparent of a job whose caller has none; each job has always the same one.
 
     The trace id of a job with a UUID is that UUID, so that an index of trace ids grows in the order of time.
     """

@@ -1,8 +1,8 @@
-"""The rules of a job: which events may not follow on its present state.
+"""The rules of a job: the events that must not follow its present state.
 
-The table of what may follow is `lifecycle`'s. `decide` never produces a violation, and the tests look for one in
-whatever it makes; `evolve` takes any event.
-Pure; the state is `job.evolve`'s, and there is no second way to compute it.
+The table of events that may follow is in `lifecycle`. `decide` never produces a violation, and the tests look for one
+in all its events; `evolve` accepts any event. Pure; `job.evolve` computes the state, and there is no second way to do
+so.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Rule(Protocol):
 
 
 def violation(job: Job | None, event: JobEvent) -> str | None:
-    """Return one sentence when `event` may not follow on `job` as it is, None when it may; None is no job yet."""
+    """Return one sentence if `event` must not follow the present `job` (None: no job yet); None if it may."""
     for rule in _RULES_OF[type(event)]:
         found = rule(job, event)
         if found is not None:
@@ -109,7 +109,7 @@ def _may_be_ready(job: Job | None, event: JobEvent) -> str | None:
         return f"`{kind}` for attempt {event.attempt}, the next one is {number}"
     given_back = 0 if job is None else job.attempts_given_back
     given_back += 0 if job is None else job.advanced
-    if event.max_attempts + given_back < number and event.cause != "carried":  # it starts no attempt
+    if event.max_attempts + given_back < number and event.cause != "carried":  # `carried` starts no attempt
         return f"`{kind}` for attempt {number} of {event.max_attempts} (given back: {given_back})"
     return None
 
@@ -130,7 +130,7 @@ def _waits_for_its_limits(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _says_its_order(job: Job | None, event: JobEvent) -> str | None:
-    """Check that an event repeats the order of the first event: readers act on it without reading the chain."""
+    """Check that an event repeats the order of the first event, since readers act on it without reading the chain."""
     if job is None or not isinstance(event, Queued | Held):
         return None
     kind, order = event_type(event), job.order
@@ -157,7 +157,7 @@ def _names_its_grant(_job: Job | None, event: JobEvent) -> str | None:
 
 
 def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
-    """Check the parent and `limited` of an end: by them its subject reaches the run, and waiters for limits."""
+    """Check the parent and `limited` in an end: by these its subject reaches the run, and the readers of limits."""
     if job is None or not isinstance(event, _End):
         return None
     if event.member != job.order.member:
@@ -169,7 +169,7 @@ def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _moves_a_wait(job: Job | None, event: JobEvent) -> str | None:
-    """Refuse `scheduled` while no time is set: in retry_wait the job is then between two events of one batch."""
+    """Refuse `scheduled` in retry_wait without a time: the job is then between two events of one batch."""
     if job is None or job.due_at is not None:
         return None
     return f"`{event_type(event)}` while it waits for no time"
@@ -200,7 +200,7 @@ def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _is_paused_by_a_person(job: Job, event: Paused) -> str | None:
-    """Of a job that waits, allow only a `paused` by a person; of a paused one also that which returns it to its wait."""
+    """For a waiting job allow only a `paused` by a person; for a paused job also one that returns it to its wait."""
     if event.event != OPERATOR and job.state is not JobState.PAUSED:
         return f"`paused` while it is {job.state.value}, though nobody asked for it"
     if event.attempt != job.attempts_count:
@@ -248,7 +248,7 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _names_its_dispatch(job: Job | None, event: JobEvent) -> str | None:
-    """Check a failure that says where the job's order is: readers act on the two events without reading the chain."""
+    """Check a failure that refers to the job's order, since readers act on the two events without reading the chain."""
     if job is None or not isinstance(event, Failed) or not (event.dispatch or event.epoch):
         return None
     if event.epoch != job.claim_epoch:
@@ -298,7 +298,7 @@ _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     Lost: (_was_running,),
     Carried: (_follows_something,),
 }
-#: By type, because most rules have nothing to say about most events, and an audit asks them about every one.
+#: The rules by type, because most rules concern few types of events, and an audit checks every event.
 _RULES_OF: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     cls: (*_OF_EVERY_EVENT, *_OF_TYPE.get(cls, ())) for cls in EVENT_CLASSES
 }

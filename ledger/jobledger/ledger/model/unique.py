@@ -1,9 +1,9 @@
-"""Every fact a unique key can have, and what may follow: which job holds a key of its task, and for how long. Pure.
+"""The events of a unique key, and what may follow: which job holds a key of its task, and for how long. Pure.
 
-A key is an aggregate of its own: a task, and a hash of what makes its jobs the same. Its one type of event, `taken`,
-says the whole state, so the newest one *is* the state. Nobody gives a key back: it is free once the job that it names
-no longer needs it, which the next caller finds out. The job follows in an append of its own; where that
-never came, the next caller makes the job under the id that the key names. Source: ADR 023.
+A key is an aggregate of its own: a task, and a hash of the values that make its jobs the same. Its only type of event,
+`taken`, holds the whole state, so the newest one *is* the state. Nobody gives a key back: it is free once its job no
+longer needs it, which the next caller finds out. The job follows in an append of its own; if that is missing, the next
+caller makes the job under the id in the key. Source: ADR 023.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ class KeyRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(job: Job) -> KeyRef:
-    """Return the key of a unique job, one whose order names it."""
+    """Return the key of a unique job, from its order."""
     return KeyRef(task=job.task, key=job.order.unique)
 
 
 class Taken(Envelope, frozen=True, kw_only=True, tag="taken", gc=False):
     """A job got the key. Its first event follows, appended by whoever took the key or by whoever comes next."""
 
-    task: str  #: the task whose jobs the key tells apart
+    task: str  #: the task whose jobs the key distinguishes
     key: str  #: hash of the task, the tenant and the arguments, 40 hexadecimal digits
-    number: Whole  #: how often the key was taken, from 1; an archive run that says it again repeats it
+    number: Whole  #: number of times that the key was taken, from 1; an archive run repeats the number
     queue: str  #: of the job that holds the key
     job: str  #: its id
-    until: Until = "ended"  #: how long it holds the key, unless `expires_at` says so
-    expires_at: Moment | None = None  #: it holds the key until then, whatever becomes of it
+    until: Until = "ended"  #: how long the job holds the key, unless `expires_at` is given
+    expires_at: Moment | None = None  #: the job holds the key until then, in whatever state
     tenant: str = ""  #: whom the job belongs to
-    arguments: msgspec.Raw = NO_VALUE  #: JSON object of those that make the key; absent above 1,024 bytes
-    made: bool = False  #: an archive run said it again, and had seen the job in the ledger
+    arguments: msgspec.Raw = (
+        NO_VALUE  #: JSON object of the arguments that make the key; absent above 1,024 bytes
+    )
+    made: bool = False  #: True: an archive run repeated this event, and the job was in the ledger then
 
 
 class UniqueKey(msgspec.Struct, frozen=True, gc=False):
@@ -81,7 +83,7 @@ class Take(msgspec.Struct, frozen=True, kw_only=True):
     """Take the key for a job."""
 
     owner: JobRef
-    replaces: bool = False  #: the job that holds it is cancelled in the same append
+    replaces: bool = False  #: whether the present holder is cancelled in the same append
     until: Until = "ended"
     expires_at: datetime | None = None
     tenant: str = ""
@@ -91,13 +93,13 @@ class Take(msgspec.Struct, frozen=True, kw_only=True):
 def is_held(key: UniqueKey, owner: Job | None, now: datetime, until: Until | None = None) -> bool:
     """Return whether a key's job still holds it.
 
-    `owner`: that job, folded from its events; None if the ledger has none of these. `until`: the caller's own choice;
+    `owner`: that job, folded from its events; None if the ledger has none of them. `until`: the caller's own choice;
     None: the choice in the key.
     """
     if key.expires_at is not None and until is None:
         return now < key.expires_at
     if owner is None:
-        return not key.made  # if not made, the taker of the key will make it, or the next caller
+        return not key.made  # a job that was not made follows, by the taker of the key or by the next caller
     if owner.is_final:
         return False
     match until or key.until:
@@ -110,9 +112,9 @@ def is_held(key: UniqueKey, owner: Job | None, now: datetime, until: Until | Non
 
 
 def decide(ref: KeyRef, key: UniqueKey | None, owner: Job | None, command: Take, stamp: Stamp) -> Taken:
-    """Return the event that gives the key to a job; `owner` is the job that took it last, None where there is none.
+    """Return the event that gives the key to a job; `owner` is the job that took it last, None without one.
 
-    Raises: UniqueKeyTakenError while that job holds it, by the rule that the caller gives.
+    Raises: UniqueKeyTakenError while that job holds the key, by the caller's rule.
     """
     until = None if command.expires_at is not None else command.until
     if key is not None and not command.replaces and is_held(key, owner, stamp.at, until):
@@ -136,7 +138,7 @@ def decide(ref: KeyRef, key: UniqueKey | None, owner: Job | None, command: Take,
 def said_again(taken: Taken, owner: Job | None, now: datetime) -> Taken | None:
     """Return the event by which an archive run replaces a key's newest one; None: the key is free, and may go away.
 
-    `owner`: the job that took it, None where the ledger has none of its events.
+    `owner`: the job that took it, None if the ledger has none of its events.
     """
     lives = not taken.made if owner is None else not owner.is_final
     lasts = taken.expires_at is not None and now < taken.expires_at
@@ -168,7 +170,7 @@ def _check(before: UniqueKey | None, event: Taken, stream_sequence: int) -> Iter
 
 
 def _keeps(_event: Taken, _stream_sequence: int) -> ArchiveBound | None:
-    """Nothing: an archive run says again which keys are held."""
+    """Keep nothing: an archive run repeats the events of held keys."""
     return None
 
 

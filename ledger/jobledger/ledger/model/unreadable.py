@@ -1,7 +1,7 @@
-"""What a person says of a message in the ledger that is no event: `Acknowledged`, in a chain of its own. Pure.
+"""A person's acknowledgement of a message in the ledger that is no event: `Acknowledged`, in a chain of its own. Pure.
 
-Whoever may publish to the stream can put such a message there, and nothing takes it away. An operator who looked into it
-accepts it, once; from then on a check of the ledger lists it and no longer calls the ledger unsound for it.
+Every user who may publish to the stream can add such a message, and nothing removes it. An operator who looked into it
+accepts it, once; from then on a check lists it, and no longer calls the ledger unsound for it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Acknowledged(Envelope, frozen=True, kw_only=True, tag="acknowledged", gc=F
 
 
 def evolve(_before: Acknowledged | None, event: Acknowledged, _stream_sequence: int) -> Acknowledged:
-    """Return the acknowledgement itself: there is one to a message."""
+    """Return the acknowledgement itself: each message has at most one."""
     return event
 
 
 def acknowledge(message: Unreadable, before: Acknowledged | None, reason: str, stamp: Stamp) -> Acknowledged:
     """Return the event that accepts a message.
 
-    Raises: RefusedError where somebody did so before.
+    Raises: RefusedError if the message was accepted before.
     """
     if before is not None:
         raise RefusedError(

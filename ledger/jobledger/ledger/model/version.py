@@ -1,6 +1,6 @@
-"""The version of jobledger, kept here alone: the build reads this file.
+"""The version of jobledger, kept only here: the build reads this file.
 
-To ask the installed distribution's metadata takes three times as long as an interpreter's start.
+A look into the metadata of the installed distribution takes three times as long as the start of an interpreter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times and spans of time as a person writes them: `2025-01-31T08:00:00Z`, `10:30`, `2 min ago`, `1h30m`. Pure."""
+"""Times and spans of time in a person's form: `2025-01-31T08:00:00Z`, `10:30`, `2 min ago`, `1h30m`. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _UNITS_S: Final = {
 def read_time(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
     """Read a time: ISO 8601 (UTC without a zone), a time of day in UTC, or a span from now; None for anything else.
 
-    A time of day and a span without a word lie in the past, the newest that fits; with `ahead` in the future, the
-    nearest. `2 min ago` and `in 2 min` say it themselves.
+    A time of day, and a span without `in` or `ago`, stand for the newest past moment; with `ahead` for the next future
+    one.
 
-    Raises: OverflowError for what no clock of the server can show.
+    Raises: OverflowError for a time that the server's clock cannot show.
     """
     text = text.strip()
     found = read_relative_time(text, now, ahead=ahead)
@@ -45,7 +45,7 @@ def read_time(text: str, now: datetime, *, ahead: bool = False) -> datetime | No
 
 
 def read_relative_time(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
-    """Read a time that depends on `now`, as `2h` or `10:30`; None for another form. Raises: OverflowError."""
+    """Read a time that depends on `now`, such as `2h` or `10:30`; None for another form. Raises: OverflowError."""
     if text == "now":
         return now
     of_day = read_time_of_day(text)

@@ -1,4 +1,4 @@
-"""The credentials of a client, and how it checks the server: settings whose files are read at each connection.
+"""The credentials of a client, and its means to check the server: settings whose files are read at each connection.
 
 A file that is replaced while the client runs (a renewed certificate, another password) counts from the next
 connection on.
@@ -35,7 +35,7 @@ def inbox_of(user: str) -> str:
 
 
 def user_of_inbox(prefix: str) -> str:
-    """Return whose inbox a prefix names, as `inbox_of` does; "" for one that is nobody's."""
+    """Return the user in a prefix made by `inbox_of`; "" for a prefix of no user."""
     user = prefix.removeprefix("_INBOX_")
     return user if user != prefix and is_token(user) else ""
 
@@ -53,12 +53,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     password_file: str | Path = ""  #: its first line is the password
     token: str = ""
     token_file: str | Path = ""  #: its first line is the token
-    tls_ca: str | Path = ""  #: PEM; who signs the servers' certificates, where the system does not know them
+    tls_ca: str | Path = ""  #: PEM; authority of the servers' certificates, if unknown to the system
     tls_cert: str | Path = ""  #: PEM; the client's own certificate
-    tls_key: str | Path = ""  #: PEM; its key, where it does not lie in the same file
+    tls_key: str | Path = ""  #: PEM; its key, if that is not in the same file
 
     def __post_init__(self) -> None:
-        """Refuse words that contradict each other; nothing is read yet.
+        """Refuse settings that contradict each other; no file is read yet.
 
         Raises: ConfigurationError.
         """
@@ -84,25 +84,25 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def __repr__(self) -> str:
-        """Show no value that is secret: a repr goes into logs."""
+        """Show no secret value, since a repr goes into logs."""
         return (
             f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields that may be shown; msgspec's own, which rich would ask, has all of them."""
+        """Return the fields that may be shown; msgspec's own method, which rich would call, returns all."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         hidden = {name: "..." for name in (*NAMES, "nats_options") if fields.get(name)}
         address = {"url": shown(fields["url"])} if "url" in fields else {}
         return [(name, value) for name, value in {**fields, **hidden, **address}.items() if value]
 
     def given(self) -> dict[str, Any]:
-        """Return what is given, as text, for another `connect`."""
+        """Return the given settings as text, for another `connect`."""
         found = {name: getattr(self, name) for name in NAMES}
         return {name: str(value) for name, value in found.items() if value}
 
     def variables(self) -> dict[str, str]:
-        """Return what is given, for a child's environment: no argument of a process may hold a secret."""
+        """Return the given settings for a child's environment, since arguments of a process must not hold secrets."""
         return {variable(name): value for name, value in self.given().items()}
 
     @property
@@ -111,7 +111,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.tls_ca or self.tls_cert)
 
     def check(self) -> None:
-        """Read every file once, so that a wrong one is told before anything is sent.
+        """Read every file once, so that errors in files are raised before anything is sent.
 
         Raises: ConfigurationError.
         """
@@ -124,13 +124,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             self.signer().answer("")
 
     def tls(self) -> ssl.SSLContext:
-        """Return what checks a server's certificate and shows ours.
+        """Return the TLS context that checks a server's certificate and shows ours.
 
         Raises: ConfigurationError.
         """
         for name in ("tls_ca", "tls_cert", "tls_key"):
             if getattr(self, name):
-                self._content(name)  # ssl's own errors do not say which file is missing
+                self._content(name)  # ssl's own errors do not name the missing file
         try:
             context = ssl.create_default_context(cafile=self.tls_ca or None)
         except ssl.SSLError as error:
@@ -167,7 +167,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return Signer(seed[1], "" if jwt is None or self.nkey else jwt[1].decode())
 
     def told(self) -> str:
-        """Return which setting a person is to check when the server refuses us; no secret."""
+        """Return the setting to check when the server refuses us, for a person; without secrets."""
         for name in ("creds", "nkey", "password_file", "token_file"):
             if getattr(self, name):
                 return f"{name} {getattr(self, name)}"
@@ -197,7 +197,7 @@ class Signer(NamedTuple):
     jwt: str  #: "" for a bare nkey
 
     def answer(self, nonce: str) -> dict[str, str]:
-        """Return what CONNECT says of us. Raises: ConfigurationError."""
+        """Return the fields of CONNECT that identify us. Raises: ConfigurationError."""
         pair = self._pair()
         signed = base64.b64encode(pair.sign(nonce.encode())).decode()
         shown = {"jwt": self.jwt} if self.jwt else {"nkey": pair.public_key.decode()}
@@ -213,7 +213,7 @@ class Signer(NamedTuple):
 
     @property
     def expired_at(self) -> datetime | None:
-        """When the JWT's time was over; None if it is not, or says no time."""
+        """The moment at which the JWT expired; None if it did not, or has no such time."""
         try:
             body = self.jwt.split(".")[1]
             expires = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))).get("exp", 0)
@@ -235,7 +235,7 @@ def named(name: str) -> str:
 
 
 def from_variables(variables: Mapping[str, str], *, login: bool = True) -> dict[str, str]:
-    """Return the words that an environment gives; without `login` only those about TLS."""
+    """Return the settings in an environment's variables; without `login` only those of TLS."""
     names = NAMES if login else sorted({*NAMES} - LOGIN_NAMES)
     return {name: variables[variable(name)] for name in names if variables.get(variable(name))}
 

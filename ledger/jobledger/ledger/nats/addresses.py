@@ -1,4 +1,4 @@
-"""Addresses of servers: taken apart, and shown without the password that one may hold."""
+"""Addresses of servers: split into parts, and shown without a password."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def servers_of(url: str) -> list[str]:
 
 
 def check_addresses(servers: list[str]) -> None:
-    """Refuse what is no address of a server. Raises: ValueError, whose text may hold a part of the password."""
+    """Refuse a text that is no address of a server. Raises: ValueError, whose text may hold a part of the password."""
     for server in servers:
         parts = urlsplit(server if "://" in server else f"nats://{server}")
         host = parts.hostname or ""
         if parts.scheme not in _SCHEMES or not host or re.search(r"\s", host) or parts.path.strip("/"):
             raise ValueError(server)
-        _ = parts.port  # raises for one that is none
+        _ = parts.port  # raises for an invalid port
 
 
 def redact(url: str) -> str:
@@ -41,13 +41,13 @@ def holds_secret(url: str) -> bool:
 def shown(url: str) -> str:
     """Return a list of addresses as messages show it.
 
-    A comma may also stand in a password: what is shown is cut only where an address surely begins.
+    A comma may be part of a password, so the text is split only where an address surely begins.
     """
     return ", ".join(redact(part) for part in _NEXT_ADDRESS.split(url))
 
 
 def user_of(servers: list[str]) -> str:
-    """Return the user that addresses name, "" where they name none; what stands there without a password is a token."""
+    """Return the user in addresses, "" without one; a name without a password is a token."""
     for server in servers:
         with contextlib.suppress(ValueError):
             parts = urlsplit(server if "://" in server else f"nats://{server}")
@@ -59,10 +59,10 @@ def user_of(servers: list[str]) -> str:
 def decoded_credentials(servers: list[str]) -> dict[str, Any]:
     """Return the credentials of an address with `%XX` decoded, which nats-py would send undecoded.
 
-    Nothing where there is no `%`. Several servers with such credentials must have the same.
+    Empty without a `%`. Several servers with such credentials must have the same ones.
     """
     for server in servers:
-        with contextlib.suppress(ValueError):  # nats-py refuses what is no address
+        with contextlib.suppress(ValueError):  # nats-py refuses an invalid address
             parts = urlsplit(server if "://" in server else f"nats://{server}")
             user, password = parts.username or "", parts.password
             if "%" in f"{user}{password}":

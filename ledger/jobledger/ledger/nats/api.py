@@ -1,7 +1,7 @@
 """JetStream's API: the one place that knows its subjects, its requests and the numbers of its errors.
 
 Each function is one request and returns what the server answered, typed. A refusal is raised as one of our errors, by
-its number. Only `nats/` imports this; what the rest of the ledger asks of a server lies in `streams` and `durables`.
+its number. Only `nats/` imports this; the rest of the ledger uses `streams` and `durables`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from jobledger.ledger.nats.infos import AccountInfo, ConsumerInfo, StreamInfo
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 5.0
-SNAPSHOT_S: Final = 30.0  #: how long the server may take until it sends the first chunk, or takes it
+SNAPSHOT_S: Final = 30.0  #: how long the server may take until it sends or accepts the first chunk
 _ROOT: Final = "$JS.API."
-#: How nats-py finds the stream behind an object store.
+#: The name of the stream behind an object store, as in nats-py.
 LOOK_UP: Final = f"{_ROOT}STREAM.NAMES"
 _MISSING: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10130, 10148})
@@ -49,11 +49,12 @@ _ELECTING: Final = 10008  # code while the servers of a stream, a consumer or th
 _ENDINGS: Final = frozenset({"204", "404"})  # status at the end of a batch; of a direct get without a result
 _UNAVAILABLE: Final = 503  # status as in HTTP
 _OFFLINE: Final = frozenset({10118, 10119})  # codes for a stream and a consumer whose only server was stopped
-#: One of several servers is asked again after this time: a leader that is gone answers nothing, and the next one knows
-#: nothing of the question. Only what is answered at once: a list of consumers takes 4 s while one server is away.
+#: On a cluster a request is repeated after this time: a leader that is gone does not answer, and the next leader does
+#: not know the request. Only for requests with an immediate answer: a list of consumers takes 4 s while one server is
+#: away.
 _AGAIN_S: Final = 1.5
-#: Any replica answers a direct get. One that is silent for so long, since it is frozen or cut off, is not relied on:
-#: another one is asked as well, which may be the same, and so on.
+#: Any replica answers a direct get. If one is silent for this time, because it is frozen or cut off, the request is
+#: sent again, perhaps to the same one, and so on.
 _SILENT_S: Final = (0.3, 0.3, 0.3, 0.5, 0.5, 1.0, 1.0)
 #: How long to wait for a connection that broke. After that the server counts as away, and requests fail at once.
 _BACK_S: Final = 2.0
@@ -65,7 +66,7 @@ Found = tuple[bytes, bytes]
 
 
 class ApiError(LedgerError):
-    """The server refused a request: `number` is JetStream's, `said` its own words."""
+    """The server refused a request: `number` is JetStream's number, `said` the server's words."""
 
     def __init__(self, what: str, number: int, said: str) -> None:
         self.number = number
@@ -78,7 +79,7 @@ class MissingError(ApiError):
 
 
 class TakenError(ApiError):
-    """The name is in use, by something with other settings or made at the same moment."""
+    """The name is in use, by an object with other settings, or one created at the same moment."""
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -96,7 +97,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A message as the stream's leader has it."""
+    """A message from the stream's leader."""
 
     subject: str
     stream_sequence: int = msgspec.field(name="seq")
@@ -110,7 +111,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
         return base64.b64decode(self.data)
 
     def header(self, name: bytes) -> bytes:
-        """Return one header's value, b"" when it is not there."""
+        """Return one header's value, b"" without that header."""
         return header(base64.b64decode(self.headers), name)
 
 
@@ -123,7 +124,7 @@ class _Got(msgspec.Struct, frozen=True):
 
 
 class SnapshotBegun(msgspec.Struct, frozen=True):
-    """A stream as it is in a snapshot that the server has begun to send."""
+    """A stream in a snapshot that the server has begun to send."""
 
     config: dict[str, Any]
     state: dict[str, Any]
@@ -149,7 +150,7 @@ class _StreamNamePage(msgspec.Struct, frozen=True):
 
 
 async def account_info(inbox: Inbox) -> AccountInfo:
-    """Return what the account has stored."""
+    """Return the account's use of storage."""
     return await _call(inbox, "INFO", {}, AccountInfo, "this account's usage")
 
 
@@ -183,7 +184,7 @@ async def stream_names(inbox: Inbox, *, names_max: int) -> list[str]:
 
 
 async def create_stream(inbox: Inbox, stream: str, config: dict[str, Any]) -> StreamInfo:
-    """Make a stream; one with the same settings is returned as it is.
+    """Create a stream; an existing one with the same settings is returned.
 
     Raises: TakenError, LedgerFullError.
     """
@@ -226,7 +227,7 @@ async def delete_stream(inbox: Inbox, stream: str) -> None:
 
 
 async def begin_snapshot(inbox: Inbox, stream: str, deliver: str, *, chunk_bytes: int) -> SnapshotBegun:
-    """Have the server send a stream's snapshot, in chunks that are acknowledged. Raises: MissingError."""
+    """Make the server send a stream's snapshot, in chunks that are acknowledged. Raises: MissingError."""
     request = {"deliver_subject": deliver, "no_consumers": True, "chunk_size": chunk_bytes}
     what, limit_s = f"a snapshot of {stream}", SNAPSHOT_S
     call = f"STREAM.SNAPSHOT.{stream}"
@@ -234,7 +235,7 @@ async def begin_snapshot(inbox: Inbox, stream: str, deliver: str, *, chunk_bytes
 
 
 async def begin_restore(inbox: Inbox, stream: str, config: dict[str, Any], state: dict[str, Any]) -> str:
-    """Begin to bring a stream back; return where its chunks go. Raises: TakenError where there is such a stream."""
+    """Begin to restore a stream; return the subject for its chunks. Raises: TakenError if the stream exists."""
     request, call = {"config": config, "state": state}, f"STREAM.RESTORE.{stream}"
     what, limit_s = f"the restore of {stream}", SNAPSHOT_S
     begun = await _call(inbox, call, request, _RestoreBegun, what, timeout_s=limit_s, is_once=True)
@@ -244,7 +245,7 @@ async def begin_restore(inbox: Inbox, stream: str, config: dict[str, Any], state
 def end_of_restore(stream: str, data: bytes) -> None:
     """Read the answer to the empty chunk that ends a restore.
 
-    Raises: LedgerError, for what the server refuses, or an answer that cannot be read.
+    Raises: LedgerError for a refusal of the server, or an unreadable answer.
     """
     what = f"the restore of {stream}"
     try:
@@ -258,7 +259,7 @@ def end_of_restore(stream: str, data: bytes) -> None:
 async def get_message(
     inbox: Inbox, stream: str, request: dict[str, Any], *, timeout_s: float = TIMEOUT_S
 ) -> StoredMessage | None:
-    """Return a message as the stream's leader has it, None where it has none.
+    """Return a message from the stream's leader, None if it has none.
 
     `request`: `{"seq": n}`, `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": filter}`.
     """
@@ -272,9 +273,9 @@ async def get_message(
 
 
 class Batch(list[Found]):
-    """Messages as one replica has them."""
+    """Messages from one replica."""
 
-    up_to = 0  #: the newest stream sequence that the replica had, where it tells that: for the newest of several subjects
+    up_to = 0  #: the newest stream sequence of the replica, which it tells only for the newest of several subjects
 
 
 async def direct_get(
@@ -286,9 +287,9 @@ async def direct_get(
     batch: bool,
     timeout_s: float = TIMEOUT_S,
 ) -> Batch:
-    """Return messages as some replica has them, none where it has none; a connection that breaks is waited for.
+    """Return messages from any replica, empty if it has none; after a broken connection it waits for the next.
 
-    Raises: ConnectionLostError also when the stream is not there yet, or moving; ReplyTimeoutError, ApiError.
+    Raises: ConnectionLostError also if the stream does not exist yet, or is moving; ReplyTimeoutError, ApiError.
     """
     give_up_at = connection.loop.time() + timeout_s
     while True:
@@ -317,7 +318,7 @@ async def _get(
     answers: list[Batch] = []
     try:
         for limit_s in _limits(timeout_s, connection):
-            if not any(answers):  # who has begun to answer is not silent, but slow
+            if not any(answers):  # a replica that has begun to answer is not silent, but slow
                 answers.append(Batch())
                 replies.append(inbox.expect(subject, _collector(answers[-1], done, stream, batch=batch)))
                 connection.send(subject, replies[-1], b"", data)
@@ -345,7 +346,7 @@ def _limits(timeout_s: float, connection: Connection) -> Iterator[float]:
 def _collector(
     found: Batch, done: asyncio.Future[Batch], stream: str, *, batch: bool
 ) -> Callable[[bytes | Exception, bytes], None]:
-    """Return what takes the messages that answer one question."""
+    """Return the handler of the messages that answer one request."""
 
     def on_reply(data: bytes | Exception, headers: bytes) -> None:
         if isinstance(data, Exception):
@@ -377,25 +378,25 @@ async def consumer_info(inbox: Inbox, stream: str, consumer: str) -> ConsumerInf
 async def create_consumer(
     inbox: Inbox, stream: str, consumer: str, config: dict[str, Any], *, action: str = "create"
 ) -> ConsumerInfo:
-    """Make a named consumer, or with the action "update" change one.
+    """Create a named consumer, or with the action "update" change one.
 
-    Raises: TakenError when it exists; a server may also answer with the one that has the same settings.
+    Raises: TakenError if it exists; a server may also return the existing one if its settings are the same.
     """
-    single = config.get("filter_subject")  # several have no place in the subject of the request
+    single = config.get("filter_subject")  # only a single filter becomes part of the subject of the request
     call = f"CONSUMER.CREATE.{stream}.{consumer}" + (f".{single}" if single else "")
     request = {"stream_name": stream, "action": action, "config": config}
     return await _call(inbox, call, request, ConsumerInfo, f"consumer {consumer}")
 
 
 def right_to_read(stream: str) -> str:
-    """Return the subject that makes a consumer which the server names."""
+    """Return the subject of the request for a consumer with a name from the server."""
     return f"{_ROOT}CONSUMER.CREATE.{stream}"
 
 
 async def create_reader(
     inbox: Inbox, stream: str, config: dict[str, Any], *, timeout_s: float = TIMEOUT_S
 ) -> ConsumerInfo:
-    """Make a consumer that the server names, and forgets when nobody asks it any more."""
+    """Create a consumer with a name from the server, which deletes it when it is not used any more."""
     request, what = {"stream_name": stream, "config": config}, f"a reader of {stream}"
     call = right_to_read(stream).removeprefix(_ROOT)  # each time another one
     return await _call(inbox, call, request, ConsumerInfo, what, timeout_s=timeout_s, is_once=True)
@@ -411,7 +412,7 @@ async def delete_consumer(inbox: Inbox, stream: str, consumer: str) -> None:
 
 
 async def pause_consumer(inbox: Inbox, stream: str, consumer: str, until: str) -> None:
-    """Let a consumer hand out nothing until a time of the server's clock; "" ends its pause.
+    """Pause a consumer until a time of the server's clock; "" ends its pause.
 
     Raises: MissingError.
     """
@@ -444,7 +445,7 @@ async def consumers(inbox: Inbox, stream: str) -> list[ConsumerInfo]:
 
 
 async def consumer_names(inbox: Inbox, stream: str) -> list[str]:
-    """Return the names of a stream's consumers: cheaper than all that is known of them."""
+    """Return only the names of a stream's consumers, which is cheaper than `consumers`."""
     found: list[str] = []
     what = f"the list of consumers of {stream}"
     for _ in range(_PAGES_MAX):
@@ -457,7 +458,7 @@ async def consumer_names(inbox: Inbox, stream: str) -> list[str]:
 
 
 def pull_subject(stream: str, consumer: str) -> str:
-    """Return where a request for a consumer's next messages goes."""
+    """Return the subject of requests for a consumer's next messages."""
     return f"{_ROOT}CONSUMER.MSG.NEXT.{stream}.{consumer}"
 
 
@@ -472,9 +473,9 @@ async def _call(
     is_once: bool = False,
     is_quick: bool = False,
 ) -> T:
-    """Ask, and unless it `is_once` again, until the limit; `what` ends the sentence "the server refused ...".
+    """Send a request; unless it `is_once`, repeat it to the limit; `what` ends the sentence "the server refused ...".
 
-    `is_quick`: a leader answers it at once, so that its silence means that it is gone.
+    `is_quick`: a leader answers at once, so silence means that the leader is gone.
 
     Raises: as `_ask`.
     """
@@ -493,7 +494,7 @@ async def _call(
 
 
 async def _may_ask_again(connection: Connection, give_up_at: float) -> bool:
-    """Wait until what was not answered may be asked again: on another connection, or of another leader."""
+    """Wait until an unanswered request may be repeated: on another connection, or to another leader."""
     left_s = give_up_at - connection.loop.time()
     if connection.is_connected:
         if not connection.is_clustered or left_s <= _RETRY_S:
@@ -508,8 +509,8 @@ async def _may_ask_again(connection: Connection, give_up_at: float) -> bool:
 async def _ask(inbox: Inbox, call: str, request: object, kind: type[T], what: str, *, timeout_s: float) -> T:
     """Ask once.
 
-    Raises: ApiError, LedgerFullError, JetStreamDisabledError when nobody answers or the API is not available,
-        ReplyTimeoutError, ServerUnreachableError without a connection, LedgerError for an answer that cannot be read.
+    Raises: ApiError, LedgerFullError, JetStreamDisabledError if nobody listens or the API is not available,
+    ReplyTimeoutError, ServerUnreachableError without a connection, LedgerError for an unreadable answer.
     """
     try:
         data, _ = await inbox.ask(f"{_ROOT}{call}", request, timeout_s=timeout_s)

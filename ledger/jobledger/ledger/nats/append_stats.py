@@ -1,7 +1,7 @@
-"""What a process can count about its own appends, for whoever wants to: off, it costs one comparison an append.
+"""Counts of a process's own appends, if wanted; turned off, they cost one comparison per append.
 
-Recorded on the event loop, read from any thread: a reader may see a histogram between two of its additions, never a
-count that goes back.
+Recorded on the event loop, read from any thread: a reader may see a histogram that is only half updated, but never a
+lower count than before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)  #: one more than bounds: what is above the last
+        self.counts = [0] * (len(self.bounds) + 1)  #: one more than bounds, for values above the last
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -49,10 +49,10 @@ class Histogram:
 
 
 class AppendMeter:
-    """What became of one process's appends to the ledger; see `JetStreamLog.meter`."""
+    """The outcomes of one process's appends to the ledger; see `JetStreamLog.meter`."""
 
     def __init__(self) -> None:
         self.latency_s = Histogram(LATENCY_BOUNDS_S)  #: from the call to an accepted answer
         self.group_messages = Histogram(GROUP_BOUNDS)  #: messages of each group commit that was sent
-        self.conflicts = 0  #: appends refused because their chain had gone on: a lost race
+        self.conflicts = 0  #: appends refused because their chain had a newer event: a lost race
         self.failures = 0  #: appends that ended in any other error

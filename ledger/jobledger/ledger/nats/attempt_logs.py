@@ -1,7 +1,7 @@
-"""The bucket LOGS: what the code of each attempt logged, written by its worker, for people who look for a cause.
+"""The bucket LOGS: the log lines of each attempt's code, written by its worker, for people who look for a cause.
 
-A key per attempt and claim, whose newest value has all lines that are kept. It is no event, and nothing is decided by
-it: a worker that dies takes what it logged in its last moments with it.
+A key per attempt and claim, whose newest value has all kept lines. It is no event, and no decision depends on it: if a
+worker dies, the lines of its last moments are lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.streams import StreamSpec, ensure_stream
 
 LOGS_LIFE_S: Final = 7 * 24 * 3600.0
-LINE_BYTES_MAX: Final = 8 << 10  #: of the text of one line; what is longer is cut
+LINE_BYTES_MAX: Final = 8 << 10  #: of the text of one line; a longer text is cut
 _NANOSECONDS: Final = 1_000_000_000
 _SHARE: Final = 16  # of the ledger's size
 _BYTES_MIN: Final = 16 << 20
@@ -42,14 +42,14 @@ class KeptLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KeptLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one attempt logged, as it is stored: the newest lines that fit."""
+    """The stored log of one attempt: the newest lines that fit."""
 
     attempt: int
     worker: str
     trace: str
     lines: tuple[KeptLine, ...]
-    cut: int = 0  #: how many older lines were left out
-    ended: bool = False  #: whether the attempt had ended as this was written
+    cut: int = 0  #: number of older lines that were left out
+    ended: bool = False  #: whether the attempt had ended when this was written
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,15 +67,15 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attempts of a job logged, the oldest line first."""
+    """The log lines of a job's attempts, the oldest first."""
 
     items: list[LogLine]
-    cut: dict[int, int]  #: attempt -> how many older lines of it were not kept, where there are any
-    ended: bool  #: whether nothing is added to the newest of these logs any more; False where there is none
+    cut: dict[int, int]  #: attempt -> number of its older lines that were not kept, if there are any
+    ended: bool  #: whether the newest of these logs is complete; False without a log
 
 
 def logs_specification(names: Names, *, ledger_bytes_max: int, replicas: int) -> StreamSpec:
-    """Return the bucket; the first worker whose task logs something makes it. Where it is full the oldest go."""
+    """Return the bucket; the first worker whose task logs something creates it. When it is full, the oldest logs go."""
     return StreamSpec(
         name=_stream(names),
         config={
@@ -102,7 +102,7 @@ async def make_bucket(inbox: Inbox, names: Names, *, ledger_bytes_max: int, repl
 
 
 async def write_log(inbox: Inbox, names: Names, ref: JobRef, epoch: int, log: KeptLog) -> None:
-    """Store what an attempt logged, in the place of what was stored of it; `epoch`: of its claim.
+    """Store the log of an attempt, in the place of the earlier one; `epoch`: that of its claim.
 
     Raises: UnreachableError, PermissionRefusedError, LedgerError.
     """
@@ -126,7 +126,7 @@ async def read_logs(
     attempt: int | None = None,
     step: str | None = None,
 ) -> JobLogs:
-    """Return what a job's attempts logged, or one of them, or one step in them; no lines where nothing is kept.
+    """Return the log lines of a job's attempts, of one attempt, or of one step; empty if nothing is kept.
 
     Raises: UnreachableError, LedgerError.
     """
@@ -150,7 +150,7 @@ async def _read(connection: Connection, inbox: Inbox, names: Names, subject: str
                 break
             if not left:
                 raise ServerUnreachableError("the bucket of logs gave no answer") from error
-            await asyncio.sleep(_AGAIN_S)  # it has just been made, or moves
+            await asyncio.sleep(_AGAIN_S)  # the stream was just created, or is moving
     return []
 
 

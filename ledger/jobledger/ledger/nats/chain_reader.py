@@ -1,8 +1,8 @@
-"""Reading jobs' chains from JetStream: those that are asked for at the same moment go out as one request.
+"""The reader of jobs' chains from JetStream: chains asked for at the same moment are read with one request.
 
-The server finds the newest message of each subject at once, while looking for the next one that fits a wildcard makes
-it read whole blocks. So a chain is put together subject by subject, and the hash that each event has of the one
-before says whether it is whole.
+The server finds the newest message of each subject at once, while a search for the next one that fits a wildcard makes
+it read whole blocks. So a chain is assembled subject by subject; the hashes that link its events prove that it is
+complete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChainReader:
                 found = await self._newest(chain)
             except (
                 ApiError
-            ):  # it has more subjects than the server answers at once: somebody put rubbish there
+            ):  # more subjects than the server answers at once: somebody published rubbish there
                 return ChainEvents(await self._pages(chain)), 0
             messages = self._messages(found)
             events = ChainEvents(messages)
@@ -65,7 +65,7 @@ class ChainReader:
             events = ChainEvents(messages)
             if _is_whole(events) or _is_what_is_held(events):
                 return events, 0
-        return ChainEvents(await self._pages(chain)), 0  # it grew meanwhile, a replica lags, or it is broken
+        return ChainEvents(await self._pages(chain)), 0  # the chain grew or is broken, or a replica lags
 
     async def read_on(self, chain: str, after: int) -> ChainEvents:
         """Return the events of a chain after a sequence; see `Log.read_on`."""
@@ -77,7 +77,7 @@ class ChainReader:
         return [self._parse(data, headers) for data, headers in raws]
 
     async def _pages(self, subject: str, after: int = 0) -> list[Message]:
-        """Return every message that fits `subject`, in stream order, as one replica has them."""
+        """Return every message that fits `subject`, in stream order, from one replica."""
         found: list[Message] = []
         while True:
             start = (found[-1].stream_sequence if found else after) + 1
@@ -88,7 +88,7 @@ class ChainReader:
                 return found
 
     def _newest(self, chain: str) -> asyncio.Future[Batch]:
-        """Ask for the newest message of each subject of a chain, together with who else asks at this moment."""
+        """Ask for the newest message of each subject of a chain, together with other callers of this moment."""
         answer: asyncio.Future[Batch] = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._ask)
@@ -103,7 +103,7 @@ class ChainReader:
             task.add_done_callback(self._asking.discard)
 
     async def _ask_for(self, waiting: dict[str, list[asyncio.Future[Batch]]]) -> None:
-        """Answer everybody who waits for one of these chains, with an error if need be."""
+        """Answer all callers that wait for one of these chains, with an error if necessary."""
         request: dict[str, Any] = {"multi_last": list(waiting)}
         if len(waiting) > 1:
             request["max_bytes"] = _BYTES_AT_ONCE
@@ -130,7 +130,7 @@ class ChainReader:
     async def _ask_again(
         self, waiting: dict[str, list[asyncio.Future[Batch]]], error: ApiError | None = None
     ) -> None:
-        """Ask for each chain by itself, since all at once were too much; one that was alone gets the error."""
+        """Ask for each chain by itself, since the request for all failed; a chain that was alone gets the error."""
         for chain, answers in waiting.items():
             if len(waiting) > 1 or error is None:
                 await self._ask_for({chain: answers})
@@ -145,7 +145,7 @@ def _chain_of(subject: str) -> str:
 
 
 def _is_one_jobs(chain: str) -> bool:
-    """Return whether a filter is that of one job's chain: `<ledger>.job.<queue>.<job_id>.>`."""
+    """Return whether a filter names one job's chain: `<ledger>.job.<queue>.<job_id>.>`."""
     tokens = chain.split(".")
     return len(tokens) == _CHAIN_TOKENS and tokens[1] == "job" and tokens[-1] == ">" and "*" not in tokens
 
@@ -156,7 +156,7 @@ def _is_whole(events: list[StoredEvent]) -> bool:
 
 
 def _is_what_is_held(events: list[StoredEvent]) -> bool:
-    """Return whether every event of every subject is in order, and those before them are in an archive."""
+    """Return whether all events of all subjects are in order, with the earlier ones in an archive."""
     return any(isinstance(each.event, Carried) for each in events) and _are_linked(events)
 
 

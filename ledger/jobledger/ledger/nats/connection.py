@@ -1,7 +1,7 @@
-"""The connection to NATS: nats-py's client with two hot paths of our own, and its errors as our errors.
+"""The connection to NATS: nats-py's client with two fast paths of our own; its errors are raised as ours.
 
-nats-py keeps the protocol: connect, TLS, authentication, reconnect. Ours are sending a message without a coroutine
-and receiving one without a queue and a task, which the ledger does several times per job (ADR 004).
+nats-py keeps the protocol: connect, TLS, authentication, reconnect. Our own paths send a message without a coroutine
+and receive one without a queue and a task; the ledger does both several times per job (ADR 004).
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ logger = logging.getLogger("jobledger.connection")
 SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
-#: What may wait to leave, at the beginning of a turn of the loop: a server that reads nothing must not fill our memory
-#: until its pings are missed. Above what a bulk enqueue of usual events has on its way, and the largest message there is.
+#: Most bytes that may wait to be sent at the beginning of a turn of the loop, so that a server that reads nothing
+#: cannot fill our memory before its pings are missed. More than a bulk enqueue of usual events has in flight, and than
+#: the largest message.
 UNSENT_BYTES_MAX: Final = 64 << 20
 PREFETCH_MAX: Final = 2_048  #: 1.2 MB of usual events
 _RECONNECT_WAIT_S: Final = 0.25
-#: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
+#: A server that does not answer two pings is given up: within 8 s, whatever happens to its process or the network.
 _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
 #: A server is left for another one at most this often: if none takes a write, changing servers does not help.
 _LEFT_EVERY_S: Final = 10.0
@@ -104,14 +105,14 @@ class Connection(Client):
         super().__init__()
         self._access = access
         self.prefetch_max = prefetch_max  #: messages that a reader on it asks for at a time
-        self.user = ""  #: of the server, whose inbox this connection uses; "": everybody's
+        self.user = ""  #: user of the server whose inbox this connection uses; "": the common one
         self._attempts_left: int | None = (
-            servers  # of the first connection; later ones are tried without limit
+            servers  # attempts of the first connection; later ones are tried without limit
         )
         self.failures: list[
             ConnectFailedError
         ] = []  #: of attempts since there was a connection, each sentence once
-        #: Kept, for on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
+        #: Kept, since on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
         self.loop = asyncio.get_running_loop()
         self._handlers: dict[bytes, Handler] = {}
         self._collectors: dict[bytes, Collector] = {}
@@ -120,9 +121,10 @@ class Connection(Client):
         self.outage = Outage()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         self.found_listeners: list[Callable[[], None]] = []  #: called after each reconnect
-        #: Subjects that this client can do without, and whether the server may still allow to publish to each.
+        #: Subjects that are not essential for this client, with whether the server may still allow it to publish to
+        #: each.
         self.optional_rights: dict[str, bool] = {}
-        #: Called when the server refuses a right; each returns whether it passed the error to somebody who waits.
+        #: Called when the server refuses a right; each returns whether it passed the error to a waiting caller.
         self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
         self.is_retired = False  #: its owner has stopped using it; set before it is closed
@@ -134,9 +136,9 @@ class Connection(Client):
         self._tell_slow_at = 0.0  # no line about it before this moment of `time.monotonic`
 
     def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
-        """Put one message to what is written at the end of this turn of the loop; it is on its way, not yet sent.
+        """Add one message to the data that is written at the end of this turn of the loop; it is not yet sent.
 
-        `headers` is a whole header block, or b"". The caller vouches for the subject.
+        `headers` is a whole header block, or b"". The caller must have checked the subject.
 
         Raises: ConnectionLostError at once while there is no connection, or while the server reads so slowly that
             `UNSENT_BYTES_MAX` wait already, so that nothing waits unseen in a buffer.
@@ -147,7 +149,7 @@ class Connection(Client):
             self._require_room()
             self._will_write = True
             self.loop.call_soon(self._write)
-        # In parts: they are joined once, with all that the same turn sends.
+        # In parts: they are joined once, with all other messages of the same turn.
         if headers:
             size = len(headers)
             line = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n"
@@ -156,7 +158,7 @@ class Connection(Client):
             self._pending += (f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n")
 
     def _require_room(self) -> None:
-        """Raise if too much waits to leave. Raises: ConnectionLostError."""
+        """Raise if too many bytes wait to be sent. Raises: ConnectionLostError."""
         transport = self._transport
         waits = transport.unsent_bytes if isinstance(transport, Transport) else sum(map(len, self._pending))
         if waits < UNSENT_BYTES_MAX:
@@ -173,14 +175,14 @@ class Connection(Client):
         transport, pending = self._transport, self._pending
         if not pending or not self.is_connected:
             return
-        if not isinstance(transport, Transport):  # a web socket, which is written to by a task
+        if not isinstance(transport, Transport):  # a web socket, to which a task writes
             self._pending_data_size += 1  # nats-py asks only whether there is anything
             queue = self._flush_queue
             if queue is not None and queue.empty():
                 queue.put_nowait(self.loop.create_future())
             return
         self._pending, self._pending_data_size = [], 0
-        with contextlib.suppress(RuntimeError, OSError):  # it is closing, as the reader is about to hear
+        with contextlib.suppress(RuntimeError, OSError):  # it is closing, which the reader will notice next
             transport.write(b"".join(pending))  # type: ignore[no-untyped-call]
 
     def require_here(self) -> None:
@@ -198,7 +200,7 @@ class Connection(Client):
             raise ForeignLoopError(self._where())
 
     def _where(self) -> str:
-        """Say where this could be used."""
+        """Return where this connection could be used, in words."""
         if self._pid != os.getpid():
             return (
                 f"this ledger was connected in process {self._pid}, from which this one was forked: "
@@ -213,7 +215,7 @@ class Connection(Client):
 
     @property
     def has_jetstream(self) -> bool:
-        """Whether the server runs JetStream, as it said at the handshake; nats-py does not expose that."""
+        """Whether the server runs JetStream, by its handshake; nats-py does not expose that."""
         return bool(self._server_info.get("jetstream", False))
 
     @property
@@ -223,7 +225,7 @@ class Connection(Client):
 
     @property
     def durability(self) -> Durability | None:
-        """What an acknowledged append survives on this server; None: it does not say."""
+        """The durability of an acknowledged append on this server; None: not known."""
         return told_by(str(self._server_info.get("server_name", "")))
 
     async def listen(self, subject: str, handler: Handler) -> Subscription:
@@ -236,7 +238,7 @@ class Connection(Client):
         return subscription
 
     async def end_interest(self, subscription: Subscription) -> None:
-        """Let the server send nothing more to a subscription; what is on its way is still handed on, until `unlisten`."""
+        """End a subscription at the server; messages on their way still reach the handler, until `unlisten`."""
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
 
@@ -258,18 +260,18 @@ class Connection(Client):
             self.on_failure(bytes(subject), error)
 
     def on_failure(self, subject: bytes, error: Exception) -> None:
-        """Log what a handler raised: one bad message must not end the reader, and with it every other subscription."""
+        """Log a handler's error: one bad message must not end the reader, and with it all other subscriptions."""
         where = subject.decode(errors="replace")
         logger.error("a message on %s could not be handled", where, exc_info=error)
 
     def _on_data(self, data: bytes) -> bytes:
-        """Hand on messages straight from the socket; return what nats-py's own reader must get."""
+        """Pass messages on straight from the socket; return the bytes for nats-py's own reader."""
         return self._parser.take(data) if self.is_connected else data
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once there is a connection.
 
-        Raises: ConnectionLostError when there is none within the limit, or never again.
+        Raises: ConnectionLostError if there is none within the limit, or never will be.
         """
         if self.is_connected:
             return
@@ -278,8 +280,8 @@ class Connection(Client):
                 while not self.is_connected:
                     if self.is_closed:
                         raise ConnectionLostError
-                    # nats-py tells of a loss in a task of its own, later than it knows: without this a caller
-                    # that tries again would never let that task run.
+                    # nats-py reports a loss in a task of its own, later than it notices it: without this a caller that
+                    # tries again would never let that task run.
                     self._up.clear()
                     await self._up.wait()
         except TimeoutError as error:
@@ -289,7 +291,7 @@ class Connection(Client):
         if s.uri.scheme in {"ws", "wss"}:
             try:
                 await super()._connect_to_server(s)
-            except Exception as error:  # whatever a web socket library raises, or that it is missing
+            except Exception as error:  # any error of a web socket library, also a missing one
                 raise self._failure(error, s) from error
             return
         self._drop_transport()
@@ -317,12 +319,12 @@ class Connection(Client):
             wanted = self._access.wants_tls or "tls" in self.options or server.uri.scheme == "tls"
             check_tls(_place(server), self._access, info, wanted=wanted, given="tls" in self.options)
             if wanted:
-                info["tls_required"] = True  # also where the server makes TLS optional
+                info["tls_required"] = True  # also if the server makes TLS optional
         await super()._process_info(info, initial_connection)
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """The TLS context of the next handshake, made from the files as they are now."""
+        """The TLS context of the next handshake, made from the present files."""
         if "tls" in self.options:
             return super().ssl_context
         return self._access.tls()
@@ -336,7 +338,7 @@ class Connection(Client):
         return b"%b %b\r\n" % (verb, json.dumps({**json.loads(body), **signed}).encode())
 
     async def _ping_interval(self) -> None:
-        """Give up a server that is silent. Any data from it is a sign of life: a pong may queue after other data."""
+        """Give up a silent server. Any data is a sign of life, since a pong may come after other data."""
         silent = 0
         while True:
             await asyncio.sleep(self.options["ping_interval"])
@@ -348,11 +350,11 @@ class Connection(Client):
 
     @property
     def lost_for_s(self) -> float:
-        """For how long there has been no connection."""
+        """Seconds without a connection."""
         return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
 
     def leave(self, why: str) -> None:
-        """Change to another server, where one is known; `why`: what this one did, such as "took no write"."""
+        """Change to another server, if one is known; `why`: the fault of this one, such as "took no write"."""
         now = time.monotonic()
         if len(self._server_pool) < 2 or not self.is_connected or now < self._may_leave_at:  # noqa: PLR2004 - another one
             return
@@ -361,7 +363,7 @@ class Connection(Client):
         self._leaving = self.loop.create_task(self._process_op_err(nats.errors.StaleConnectionError()))
 
     async def _process_err(self, err_msg: str) -> None:
-        said = self._parser.error_line()  # `err_msg` is the same in lower case, and subjects are not
+        said = self._parser.error_line()  # `err_msg` is in lower case, which changes subjects
         if PERMISSIONS_ERR in err_msg:
             self._tell_refused(said)
             return
@@ -386,8 +388,8 @@ class Connection(Client):
         logger.log(logging.INFO if any(told) else logging.ERROR, "%s", error)
 
     async def close(self) -> None:
-        """Close; what was sent has left by then if the server takes it."""
-        self._pending_data_size += len(self._pending)  # else nats-py would leave out what `send` put there
+        """Close, after messages passed to `send` were written, if the server reads them."""
+        self._pending_data_size += len(self._pending)  # else nats-py would leave out messages of `send`
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await super().close()
@@ -397,11 +399,11 @@ class Connection(Client):
             self._drop_transport()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Drop what was not written before the connection broke; nats-py would send it on the next one.
+        """Drop data that was not written before the connection broke; nats-py would send it on the next one.
 
-        Who waits for an answer is told that none comes, and does it again if need be. Requests for work and
-        acknowledgements that belong to the old connection would only bring or settle what is somebody else's by now.
-        nats-py itself repeats subscriptions.
+        Callers that wait for an answer get an error, and repeat the request if necessary. Requests for work and
+        acknowledgements of the old connection would only take or settle jobs that others may have by now. nats-py
+        itself repeats subscriptions.
         """
         if self.is_connected:
             self._pending, self._pending_data_size = [], 0
@@ -413,7 +415,7 @@ class Connection(Client):
             self._transport.abort()
 
     async def on_lost(self) -> None:
-        """Tell everybody who waits for an answer that it will not come on this connection."""
+        """Notify all callers that wait for an answer that it will not come on this connection."""
         self._up.clear()
         self._lost_at = time.monotonic()
         self._put_last(self._current_server)
@@ -429,21 +431,21 @@ class Connection(Client):
             self._server_pool.append(lost)
 
     async def on_found(self) -> None:
-        """Let those who wait go on."""
+        """Let waiting callers go on."""
         self.outage.over(f": connected to {self.shown_server}")
         for listener in tuple(self.found_listeners):
             listener()
         self.mark_up()
 
     async def on_closed(self) -> None:
-        """Note that nats-py will not try again."""
+        """Record that nats-py will not try again."""
         self.closed_for_good.set()
         self._up.set()
         for listener in tuple(self.lost_listeners):
             listener()
 
     async def on_error(self, error: Exception) -> None:
-        """Note errors that nats-py only reports to a callback; end the first connection when every server was tried.
+        """Record errors that nats-py only reports to a callback; end the first connection when every server was tried.
 
         Raises: ConnectFailedError.
         """
@@ -469,7 +471,7 @@ class Connection(Client):
         return "the server" if self._current_server is None else _place(self._current_server)
 
     def mark_up(self) -> None:
-        """Note that the connection stands."""
+        """Record that the connection stands."""
         self._attempts_left = None
         self._lost_at = None
         self.failures.clear()
@@ -482,7 +484,7 @@ def _place(server: Srv) -> str:
 
 
 def _user(access: Access, servers: list[str], options: dict[str, Any]) -> str:
-    """Return the name that a server will know this client by; "" where it logs in by a key, or as several users."""
+    """Return the user as which this client logs in; "" if it logs in by a key, or as several users."""
     if access.user:
         return access.user
     if access.creds or access.nkey or access.token or access.token_file:
@@ -517,7 +519,7 @@ async def open_connection(
         raise ConfigurationError(message)
     access.check()
     servers = servers_of(url)
-    random.shuffle(servers)  # here, and not by nats-py at each loss: so the one that was lost is tried last
+    random.shuffle(servers)  # here, not by nats-py at each loss, so that a lost server is tried last
     connection = Connection(access, servers=len(servers), prefetch_max=prefetch_max)
     try:
         check_addresses(servers)
@@ -545,14 +547,14 @@ async def open_connection(
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
         raise _unreachable(shown(url), connection.failures, error) from error
-    except BaseException:  # cancelled, too: nobody else closes it
+    except BaseException:  # also when cancelled: nobody else closes it
         await _abandon(connection)
         raise
     return connection
 
 
 async def _abandon(connection: Connection) -> None:
-    with contextlib.suppress(Exception):  # it is being thrown away; the first error is the one that counts
+    with contextlib.suppress(Exception):  # the connection is given up anyway; the first error counts
         await connection.close()
 
 

@@ -1,8 +1,9 @@
 """Taking part in a durable consumer: request messages, hold them, settle each once, and survive every loss.
 
-`keep_serving` is the one place where a consumer reconnects. `ConsumerLoop` takes from one consumer for as long as it
-lasts, `Batches` what one has at this moment, `HeldDeliveries` keeps what they brought. Nothing here trusts the server's
-acknowledgements: the taker decides what a delivery means. What a worker takes next is decided in its `intake`.
+`keep_serving` is the one place where a consumer reconnects. `ConsumerLoop` takes messages from one consumer as long as
+that lasts, `Batches` takes its present ones, `HeldDeliveries` keeps the deliveries. Nothing here relies on the
+server's acknowledgements: the user decides what a delivery means. A worker's `intake` decides what the worker takes
+next.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger("jobledger.consumer")
 K = TypeVar("K")
 
 ACK: Final = b"+ACK"
-NAK: Final = b"-NAK"  # to be handed out again at once
+NAK: Final = b"-NAK"  # the message is delivered again at once
 IN_PROGRESS: Final = b"+WPI"
 RETRY_S: Final = 0.25
 _RETRY_S_MAX: Final = 30.0
@@ -34,19 +35,19 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 def nak(delay_s: float) -> bytes:
-    """Return the reply that gives a delivery back, to be handed out again after `delay_s` seconds."""
+    """Return the reply that gives a delivery back, to be delivered again after `delay_s` seconds."""
     if delay_s <= 0:
         return NAK
     return b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))})
 
 
 def growing_s(delivered: int) -> float:
-    """Return how long to wait before the next hand-out, so that what fails again and again does not spin."""
+    """Return the wait before the next delivery, which grows, so that a message that always fails does not spin."""
     return min(RETRY_S * 2.0 ** min(delivered - 1, 10), _RETRY_S_MAX)
 
 
 def tell(connection: Connection, delivery: Delivery, word: bytes) -> bool:
-    """Send a word about a delivery; return whether it is on its way. If not, the delivery is handed out again."""
+    """Send a reply on a delivery; return whether it is on its way. If not, the message is delivered again."""
     try:
         connection.send(delivery.reply, "", b"", word)
     except ConnectionLostError:
@@ -61,7 +62,7 @@ async def keep_serving(
 
     So that repeated losses do not spin, `retry_s` seconds lie between the end of a call and the next.
 
-    Raises: ConnectionLostError when the connection is closed for good, and what else `serve` raises.
+    Raises: ConnectionLostError when the connection is closed for good, and other errors of `serve`.
     """
     while True:
         try:
@@ -75,7 +76,7 @@ async def keep_serving(
 
 
 async def woken(wake: asyncio.Event, limit_s: float = HEARTBEAT_S) -> None:
-    """Wait for an event, but no longer than the limit: the caller has to notice silence, too."""
+    """Wait for an event within the limit, since the caller has to notice silence, too."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await wake.wait()
@@ -85,8 +86,8 @@ class HeldDelivery(msgspec.Struct, gc=False):
     """A delivery on hand: not yet settled with the server."""
 
     delivery: Delivery  #: the newest one, whose ack subject settles it
-    since: float  #: loop time at which it came, or was handed to its handler
-    alive_at: float  #: loop time when the server last heard that we have it
+    since: float  #: loop time at which it came, or was passed to its handler
+    alive_at: float  #: loop time of the last sign of life to the server for it
 
 
 class HeldDeliveries(Generic[K]):
@@ -103,12 +104,12 @@ class HeldDeliveries(Generic[K]):
         return len(self._held)
 
     def hold(self, key: K, delivery: Delivery) -> None:
-        """Take a delivery into keeping."""
+        """Keep a delivery."""
         now = self._loop.time()
         self._held[key] = HeldDelivery(delivery, now, now)
 
     def find(self, key: K) -> HeldDelivery | None:
-        """Return what is held under a key; None when it is settled, or dropped."""
+        """Return the delivery held under a key; None if it was settled or dropped."""
         return self._held.get(key)
 
     def settle(self, key: K, word: bytes) -> bool:
@@ -116,23 +117,23 @@ class HeldDeliveries(Generic[K]):
         held = self._held.pop(key, None)
         if held is None:
             return False
-        try:  # as `tell` does, without a call more: this is done for every job
+        try:  # as in `tell`, without another call: this is done for every job
             self._connection.send(held.delivery.reply, "", b"", word)
         except ConnectionLostError:
             return False
         return True
 
     def drop(self, key: K) -> None:
-        """Let a delivery go without a word: the server hands it out again after the ack wait."""
+        """Drop a delivery without a reply: the server delivers it again after the ack wait."""
         self._held.pop(key, None)
 
     def is_fresh(self, key: K) -> bool:
-        """Return whether the ack wait of a delivery has not passed yet: the server may still count it as ours."""
+        """Return whether the ack wait of a delivery still runs, so that the server may count it as ours."""
         held = self._held.get(key)
         return held is not None and self._loop.time() - held.alive_at < self.ack_wait_s
 
     def pop_newest(self) -> Delivery | None:
-        """Take the delivery with the highest stream sequence out of keeping, for its holder to settle."""
+        """Remove and return the delivery with the highest stream sequence, for its holder to settle."""
         key = max(self._held, key=lambda each: self._held[each].delivery.stream_sequence, default=None)
         return None if key is None else self._held.pop(key).delivery
 
@@ -171,10 +172,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerLoop:
-    """A loop that takes from one durable consumer: it keeps requests open for as much as there is room for.
+    """A loop that takes from one durable consumer: it keeps requests open while there is room.
 
-    `held` are the deliveries taken; at `in_flight_max` of them it requests no more. `on_delivery` is called by the
-    connection's reader and must be quick. A finite loop takes what there is, then ends.
+    `held` has the deliveries; at `in_flight_max` of them it requests no more. `on_delivery` is called by the
+    connection's reader and must be quick. A finite loop takes all present messages, then ends.
     """
 
     def __init__(
@@ -227,16 +228,16 @@ class ConsumerLoop:
         await keep_serving(self._connection, serve)
 
     def wake(self) -> None:
-        """Say that there is room again."""
+        """Notify the loop that there is room again."""
         self._wake.set()
 
     def lose(self) -> None:
-        """Leave the consumer and look for it again."""
+        """Treat the consumer as lost, and look for it again."""
         self._is_lost = True
         self._wake.set()
 
     async def stop_asking(self) -> bool:
-        """Ask for nothing more; return whether some of what was asked for may still be on its way."""
+        """Stop requests; return whether requested messages may still be on their way."""
         self._is_stopped = True
         if self._consumer is None or not self._consumer.asked:
             return False
@@ -275,10 +276,10 @@ class ConsumerLoop:
             await consumer.close()
 
     def _ask(self, consumer: PullConsumer) -> None:
-        """Request what is there and has room, in portions worth a message; and the next message that may come.
+        """Request present messages for which there is room, in portions worth a request; and the next one to come.
 
-        A request that waits at the server is for one message: if its process stands still, it swallows what others
-        could take, redeliveries among them.
+        A request that waits at the server is for one message only: if its process stands still, the request takes
+        messages, also redeliveries, that others could handle.
         """
         room = self._in_flight_max - len(self._held) - consumer.asked
         if self._is_stopped or room <= 0 or not consumer.free:
@@ -310,7 +311,7 @@ class ConsumerLoop:
 
 
 class Batches:
-    """The messages that a consumer has at this moment, batch by batch, for callers that read it now and then."""
+    """The present messages of a consumer, batch by batch, for callers that read it now and then."""
 
     def __init__(self, connection: Connection, source: Source) -> None:
         self._got: list[Delivery] = []

@@ -33,7 +33,7 @@ class _Context(msgspec.Struct, kw_only=True):
     cert: str = ""
     key: str = ""
     inbox_prefix: str = ""
-    # The fields below are refused where they are given: ignoring them would reach another server, or none.
+    # The fields below are refused if given: without them the client would reach another server, or none.
     nsc: str = ""
     jetstream_domain: str = ""
     jetstream_api_prefix: str = ""
@@ -61,9 +61,9 @@ _REFUSED: Final = tuple(name for name in _Context.__struct_fields__ if name not 
 
 
 def settings_of_context(name: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what a context says, as settings of `connect`; `variables`: of the environment, which say where it lies.
+    """Return the settings of `connect` in a context; `variables`: those of the environment, which name its folder.
 
-    Raises: ConfigurationError where there is none of this name, or one that cannot be followed.
+    Raises: ConfigurationError if there is no context of this name, or its settings cannot be used.
     """
     folder = _folder(variables)
     if not name or ".." in name or "/" in name or os.sep in name:

@@ -1,7 +1,7 @@
-"""Reading the stream in order by direct gets, for users who have no right to make a consumer.
+"""A reader of the stream in order by direct gets, for users who have no right to create a consumer.
 
-Each page is one question, which any replica answers with what it has, in order and without gaps. A follower asks four
-times a second for what is new. Source: ADR 055.
+Each page is one request, which any replica answers with its messages, in order and without gaps. A follower asks four
+times a second for new ones. Source: ADR 055.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DirectReader:
         since: datetime | None,
         filters: tuple[str, ...],
     ) -> None:
-        """`filters`: subjects to hand out; none: all. With several it asks for everything, and filters the answers."""
+        """`filters`: subjects to return; none: all. With several it asks for everything, and filters the answers."""
         self._connection = connection
         self._inbox = inbox
         self._stream = stream
@@ -53,7 +53,7 @@ class DirectReader:
         """Yield pages in stream order, each with the error that ends it, if any; `reached` is the next sequence.
 
         Without `follow` it ends when a replica has no more. Raises: ConnectionLostError when the connection is lost,
-        for another server may have another stream; and what `api.direct_get` raises.
+        since another server may have another stream; the errors of `api.direct_get`.
         """
         lost = asyncio.Event()
         self._connection.lost_listeners.append(lost.set)
@@ -71,12 +71,14 @@ class DirectReader:
                     continue
                 self._since = None
                 self.reached = int(header(found[-1][1], b"Nats-Sequence")) + 1
-                asking = self._connection.loop.create_task(self._ask())  # answered while this page is read
+                asking = self._connection.loop.create_task(
+                    self._ask()
+                )  # the answer comes while this page is read
                 yield self._read(found)
         finally:
             self._connection.lost_listeners.remove(lost.set)
             if asking is not None and not asking.cancel() and not asking.cancelled():
-                asking.exception()  # nobody looks at it any more
+                asking.exception()  # nobody else retrieves it
 
     async def _ask(self) -> api.Batch:
         return await api.direct_get(self._connection, self._inbox, self._stream, self._request(), batch=True)
@@ -104,9 +106,9 @@ class DirectReader:
 
 
 def message_of(data: bytes, headers: bytes) -> Message:
-    """Read what a direct get found.
+    """Read the message of a direct get.
 
-    Raises: CorruptLedgerError for what is no event.
+    Raises: CorruptLedgerError for a message that is no event.
     """
     try:
         sequence = int(header(headers, b"Nats-Sequence"))

@@ -1,4 +1,4 @@
-"""Durability of a server: what an acknowledged append survives, told by the server's name. Source: ADR 056."""
+"""Durability of a server: what an acknowledged append survives, by the server's name. Source: ADR 056."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def name_of(durability: Durability) -> str:
 
 
 def told_by(server_name: str) -> Durability | None:
-    """Return the durability that a server's name tells; None for any server that jobledger did not configure."""
+    """Return the durability in a server's name; None for a server that jobledger did not configure."""
     return _NAMED.get(server_name)

@@ -1,4 +1,4 @@
-"""The durable consumers of one environment: made where missing, checked where they exist, listed, deleted.
+"""The durable consumers of one environment: missing ones are created, existing ones checked, listed, deleted.
 
 A durable consumer keeps its position on the server; how a process takes messages from one is in `consumer`.
 """
@@ -15,10 +15,10 @@ from jobledger.ledger.nats.streams import StreamSpec, check_settings
 
 _NANOSECONDS: Final = 1_000_000_000
 _REACTOR_ACK_PENDING_MAX: Final = 10_000
-#: How often a consumer hands out one dispatch; then the server drops it and says so in ADVISORIES.
+#: Most deliveries of one dispatch by a consumer; then the server drops it, with a message in ADVISORIES.
 DELIVERIES_MAX: Final = 20
 
-#: Makes a consumer, given what `make_consumer` is.
+#: Creates a consumer, with the arguments of `make_consumer`.
 Maker = Callable[[Inbox, str, str, dict[str, Any]], Awaitable[ConsumerInfo]]
 
 
@@ -27,8 +27,8 @@ def consumer_config(
 ) -> dict[str, Any]:
     """Return the configuration of a durable consumer that hands out work.
 
-    The server writes the state of one in a file up to ten times a second, a millisecond each time. One that is kept
-    `in_memory` is gone after a restart of the server, and is made again as `floors` say. Source: ADR 059.
+    The server writes a consumer's state to a file up to ten times a second, a millisecond each time. A consumer kept
+    `in_memory` is gone after a restart of the server, and is created again by its `floors`. Source: ADR 059.
     """
     return {
         **({"mem_storage": True} if in_memory else {}),
@@ -36,8 +36,8 @@ def consumer_config(
         "ack_policy": "explicit",
         "deliver_policy": "all",
         "ack_wait": int(ack_wait_s * _NANOSECONDS),
-        # Deliveries are not attempts: the ledger counts attempts. What the consumer gives up is looked at by the
-        # dead-letter reactor, or by the reconciler, and dispatched again or made a dead letter.
+        # Deliveries are not attempts: the ledger counts attempts. The dead-letter reactor, or the reconciler, looks at
+        # a dispatch that the consumer gives up, and dispatches the job again or makes it a dead letter.
         "max_deliver": DELIVERIES_MAX,
         "max_ack_pending": ack_pending_max,
     }
@@ -53,7 +53,7 @@ def reactor_consumer(filters: tuple[str, ...], *, ack_wait_s: float) -> dict[str
         "ack_policy": "explicit",
         "deliver_policy": "all",
         "ack_wait": int(ack_wait_s * _NANOSECONDS),
-        "max_deliver": -1,  # a reactor goes on until it is done: what it gave up, nobody would do
+        "max_deliver": -1,  # without a limit, since nobody else would do what a reactor gave up
         "max_ack_pending": _REACTOR_ACK_PENDING_MAX,
     }
 
@@ -67,16 +67,15 @@ async def ensure_consumer(
     make: Maker | None = None,
     own_ack_wait: bool = False,
 ) -> ConsumerInfo:
-    """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
+    """Create a missing durable consumer; an existing one must have the same filter and ack policy.
 
-    Returns it as it was found or made. Its other settings may differ, so a caller that relies on one checks it there.
+    Returns the found or created consumer. Its other settings may differ, so a caller that relies on one must check it.
 
-    `make` makes one that is missing, and may let it begin later (`lanes`). Its `max_deliver` is brought in line, and it is
-    given filters that it lacks of several: an earlier version made consumers without them, and refusing them would mean
-    deleting their positions. Filters that it has beyond those stay: a later version, of which a process may run beside
-    this one, needs them, and reactors leave it the events that they did not ask for. The reconciler finds what a lower
-    limit drops silently; nobody appended earlier what a new filter lets through. With `own_ack_wait` its ack
-    wait is brought in line too: users do not set it.
+    `make` creates a missing one, and may let it begin later (`lanes`). Its `max_deliver` is corrected, and missing
+    ones of several filters are added: an earlier version created consumers without them, and a refusal would mean
+    deleting their positions. Further filters stay: a process of a later version may need them, and reactors pass over
+    events that they did not ask for. The reconciler finds dispatches that a lower limit drops silently; no earlier
+    event fits a new filter. With `own_ack_wait` its ack wait is corrected, too, since users do not set it.
 
     Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
     """
@@ -98,7 +97,7 @@ async def ensure_consumer(
 
 
 def _widened(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return a consumer's settings with the wanted filters, if those it has are some of them."""
+    """Return a consumer's settings with all wanted filters, if its present ones are some of them."""
     has = set(found.get("filter_subjects") or ())
     if has and has < set(wanted.get("filter_subjects") or ()):
         return {**found, "filter_subjects": wanted["filter_subjects"]}
@@ -106,7 +105,7 @@ def _widened(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beyond(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return what a consumer has beyond what is wanted and may keep: further filters, and a beginning of its own."""
+    """Return the further settings that a consumer may keep: more filters, and a beginning of its own."""
     kept: dict[str, Any] = {}
     if set(found.get("filter_subjects") or ()) > set(wanted.get("filter_subjects") or ()) > set():
         kept["filter_subjects"] = found["filter_subjects"]
@@ -116,7 +115,7 @@ def _beyond(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 async def make_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
-    """Make a durable consumer; one that somebody else made meanwhile is returned as it is.
+    """Create a durable consumer; one that another process created meanwhile is returned.
 
     Raises: LedgerError, LedgerFullError, JetStreamDisabledError, UnreachableError.
     """
@@ -128,7 +127,7 @@ async def make_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, 
 
 
 async def find_consumer(inbox: Inbox, stream: str, name: str) -> ConsumerInfo | None:
-    """Return a consumer as it is now, None where there is none of that name, or no stream.
+    """Return the present state of a consumer, None if there is none of that name, or no stream.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
@@ -151,7 +150,7 @@ async def delete_consumer(inbox: Inbox, stream: str, name: str) -> bool:
 
 
 async def first_undelivered(inbox: Inbox, stream: str, info: ConsumerInfo) -> int:
-    """Return the stream sequence of the first message that a consumer was to hand out and has not; 0 for none.
+    """Return the stream sequence of a consumer's first message that it has not delivered yet; 0 for none.
 
     Raises: LedgerError, UnreachableError.
     """
@@ -164,7 +163,7 @@ async def first_undelivered(inbox: Inbox, stream: str, info: ConsumerInfo) -> in
 
 
 async def list_consumers(inbox: Inbox, stream: str) -> list[ConsumerInfo]:
-    """Return every consumer of a stream, in no order.
+    """Return every consumer of a stream, in any order.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """

@@ -1,6 +1,6 @@
 """One time for all processes of a fleet: the server's, carried on by this machine's monotonic clock.
 
-A machine whose clock is minutes ahead would start delayed jobs early, end waits at once and silence schedules for the
+A machine whose clock is minutes ahead would start delayed jobs early, end waits at once and stop schedules for the
 whole fleet. So no process decides by its own wall clock: it asks the server for its time when it connects and every
 few seconds after that, and counts on from there by its monotonic clock. Source: ADR 044.
 """
@@ -22,11 +22,12 @@ from jobledger.ledger.nats.streams import find_stream
 
 logger = logging.getLogger("jobledger.clock")
 
-#: How often a process compares. A clock drifts by milliseconds in this time; one that is set is followed after it.
+#: Time between two comparisons. A clock drifts by milliseconds in it; a clock that is set is noticed after it.
 COMPARE_EVERY_S: Final = 10.0
-#: A machine whose clock differs from the server's by more says so: in its log and lease, in `doctor` and a metric.
+#: A larger difference between a machine's clock and the server's is reported in the machine's log and lease, in
+#: `doctor` and a metric.
 APART_S_MAX: Final = 5.0
-#: An answer that took longer is too inexact to correct a known offset.
+#: An answer that took longer is too imprecise to correct a known offset.
 ANSWER_S_MAX: Final = 2.0
 #: Looked up once: every event of every job is stamped.
 _fromtimestamp: Final = datetime.fromtimestamp
@@ -40,7 +41,7 @@ class FleetClock:
         self.monotonic = machine.monotonic  #: the machine's monotonic seconds
         self._offset_s = machine.now().timestamp() - machine.monotonic()
         self._is_known = False
-        self.is_told = False  #: whether an answer came soon enough to say what the server's clock shows
+        self.is_told = False  #: whether any answer came soon enough to know the server's time
         self._apart_since: datetime | None = None
 
     def now(self) -> datetime:
@@ -53,7 +54,7 @@ class FleetClock:
         return (self._machine.now() - self.now()).total_seconds()
 
     def compared(self, server: datetime, sent: float, received: float) -> None:
-        """Correct the offset by what the server's clock showed between two moments of `monotonic`.
+        """Correct the offset by a time of the server's clock, read between two moments of `monotonic`.
 
         An offset that the answer does not contradict stays, at first the machine's own: so time does not jitter with
         the answers' delays, and on the server's machine it is exactly that machine's time.
@@ -79,14 +80,14 @@ class FleetClock:
             self.look()
 
     async def keep(self, inbox: Inbox, stream: str) -> None:
-        """Compare now and then, until cancelled; what the server does not answer is asked the next time."""
+        """Compare now and then, until cancelled; without an answer the next comparison counts."""
         while True:
             await asyncio.sleep(COMPARE_EVERY_S)
             with contextlib.suppress(LedgerError, ConnectionLostError):
                 await self.compare(inbox, stream)
 
     def look(self) -> datetime | None:
-        """Return since when this machine's clock is apart, as checked now and before, and log it when that begins."""
+        """Check, and return since when this machine's clock differs too much; log it when that begins."""
         apart_s = self.apart_s
         if abs(apart_s) <= APART_S_MAX:
             self._apart_since = None

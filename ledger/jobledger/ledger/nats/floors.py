@@ -1,9 +1,10 @@
-"""The bucket LANES: up to where each lane was settled, for when the server has forgotten its consumer.
+"""The bucket LANES: the sequence up to which each lane was settled, in case the server has lost its consumer.
 
-A consumer of work is kept in the server's memory and is gone after a restart. Whoever makes it again lets it begin behind
-the newest note. A note that is seconds old is as right as a new one: what was settled since is handed out once more, and
-the ledger refuses it. A note counts only while the ledger still holds the event that was its newest just after that, as
-that event was: a ledger that lost its end lost outcomes of what was settled, and has other dispatches at the same sequences.
+A consumer of work is kept in the server's memory and is gone after a restart. The process that creates it again lets
+it begin after the newest note. A note that is seconds old does no harm: dispatches settled since are delivered once
+more, and the ledger refuses them. A note counts only while the ledger still has, unchanged, the event that was its
+newest just after the note: a ledger that lost its end lost outcomes of settled dispatches, and has other dispatches at
+the same sequences.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ _NOTE_BYTES_MAX: Final = 1 << 10
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that shows whether a ledger is still the one it was."""
+    """An event that proves that a ledger has not lost its end."""
 
     sequence: int  #: of the newest event of the ledger; 0 for none
     sha256: str  #: of that event as it is stored
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where a lane was settled, and the newest event of the ledger just after that was asked.
+    """The sequence up to which a lane was settled, and the newest event of the ledger just after that was read.
 
-    While the ledger has that event, it has the outcomes of all that was settled, too.
+    While the ledger has that event, it has the outcomes of all settled dispatches, too.
     """
 
-    settled: int  #: stream sequence: no dispatch of the lane at or before it is to be handed out
+    settled: int  #: stream sequence: no dispatch of the lane up to it has to be delivered
     mark: Mark  #: read after the consumer was
 
 
@@ -55,7 +56,7 @@ def lanes_specification(names: Names, replicas: int) -> StreamSpec:
 
 
 async def make_bucket(inbox: Inbox, names: Names, *, replicas: int) -> bool:
-    """Make the bucket where it is missing; return False where this user may not, or may not look for it.
+    """Create the bucket if it is missing; return False if this user may not do so, or may not look for it.
 
     Raises: as `ensure_streams`.
     """
@@ -67,7 +68,7 @@ async def make_bucket(inbox: Inbox, names: Names, *, replicas: int) -> bool:
 
 
 async def mark_of(log: Log) -> Mark:
-    """Return the mark of the ledger as it is now. Raises: UnreachableError, LedgerError."""
+    """Return the present mark of the ledger. Raises: UnreachableError, LedgerError."""
     sequence = (await log.head()).last_sequence
     newest = await log.get(sequence)
     return Mark(sequence=0, sha256="") if newest is None else _mark(sequence, newest.data)
@@ -84,7 +85,7 @@ async def write_floor(inbox: Inbox, names: Names, consumer: str, note: Note) -> 
 
 
 async def read_floor(inbox: Inbox, log: Log, consumer: str) -> int | None:
-    """Return the stream sequence up to which a lane was settled; None where nobody noted it of this ledger.
+    """Return the stream sequence up to which a lane was settled; None without a note for this ledger.
 
     Raises: UnreachableError, LedgerError.
     """

@@ -17,7 +17,7 @@ class Hints:
     def __init__(self, connection: Connection, names: Names) -> None:
         self._connection = connection
         self._names = names
-        self.inbox = secrets.token_hex(8)  #: named in `queued` events, so that workers know whom to tell
+        self.inbox = secrets.token_hex(8)  #: named in `queued` events, so that workers know the receiver
         self._watching: dict[str, set[asyncio.Event]] = {}
 
     async def open(self) -> None:
@@ -30,7 +30,7 @@ class Hints:
 
     @contextlib.contextmanager
     def watch(self, ref: JobRef) -> Generator[asyncio.Event, None, None]:
-        """Give an event that is set when a hint about the job arrives."""
+        """Yield an event that is set when a hint about the job arrives."""
         key = f"{ref.queue}.{ref.job_id}"
         event = asyncio.Event()
         watchers = self._watching.setdefault(key, set())
@@ -90,13 +90,13 @@ class Hints:
             await self._connection.unlisten(subscription)
 
     def tell_progress(self, ref: JobRef, report: bytes) -> None:
-        """Pass a report on to whoever watches the job at this moment."""
+        """Send a report to the processes that watch the job at this moment."""
         self._send(self._names.progress_hint(ref), report)
 
     def tell(self, inbox: str, ref: JobRef) -> None:
         """Tell another process that a job has ended; lost without a trace when nobody listens.
 
-        The inbox comes out of a stored event, so it is checked: one that is no token would end our connection.
+        The inbox comes from a stored event, so it is checked: an invalid one would end our connection.
         """
         if not is_token(inbox):
             return

@@ -24,7 +24,7 @@ class ReplyTimeoutError(UnreachableError):
 
 
 class Inbox:
-    """Hands replies to whoever asked; made once per connection, by `open`."""
+    """Passes replies to their requests; made once per connection, by `open`."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -32,7 +32,7 @@ class Inbox:
         self._prefix_length = len(self._prefix)
         # By token: handler, subjects, once.
         self._waiting: dict[bytes, tuple[ReplyHandler, str | frozenset[str], bool]] = {}
-        self._refused: PermissionRefusedError | None = None  # the right to hear answers
+        self._refused: PermissionRefusedError | None = None  # the refused right to receive answers
         self._count = 0
 
     async def open(self) -> None:
@@ -42,9 +42,9 @@ class Inbox:
         self.connection.refused_listeners.append(self._on_refused)
 
     def expect(self, subject: str | frozenset[str], handler: ReplyHandler, *, once: bool = False) -> str:
-        """Return a reply subject; `handler` gets what arrives there until `forget`, or with `once` the first of it.
+        """Return a reply subject; `handler` gets the messages there until `forget`, or with `once` only the first.
 
-        `subject` is where the request goes, so that a refused permission reaches this handler; several, where its parts
+        `subject`: the subject of the request, so that a refused permission reaches this handler; several if its parts
         go to several.
         """
         self._count += 1
@@ -118,7 +118,7 @@ class NoRespondersError(LedgerError):
 
 
 def resolve(future: asyncio.Future[T], outcome: T | Exception) -> None:
-    """Give a future its result or error, unless its waiter was cancelled meanwhile."""
+    """Set a future's result or error, unless its waiter was cancelled meanwhile."""
     if future.done():
         return
     if isinstance(outcome, Exception):
@@ -133,9 +133,9 @@ def status_of(headers: bytes) -> str:
 
 
 def header(headers: bytes, name: bytes) -> bytes:
-    """Return one header's value, b"" when it is not there.
+    """Return one header's value, b"" without that header.
 
-    Where it is there twice, the last one: the server adds its own headers after those of the message's publisher.
+    If it occurs twice, the last one: the server adds its own headers after those of the publisher.
     """
     at = headers.rfind(b"\r\n" + name + b": ")
     if at < 0:

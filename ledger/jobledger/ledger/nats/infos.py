@@ -1,6 +1,6 @@
-"""The server's answers about an account, a stream, a consumer, as types with our names.
+"""The server's answers on an account, a stream, a consumer, as types with our names.
 
-Settings stay as they came, in `config`: they are compared and sent back, also those that this version does not know.
+`config` has the settings unchanged, since they are compared and sent back, also those unknown to this version.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import msgspec
 
 
 class AccountLimits(msgspec.Struct, frozen=True):
-    """What an account may store."""
+    """The limits of an account's storage."""
 
     max_storage: int = -1  #: bytes on disk; -1: no limit
 
 
 class AccountInfo(msgspec.Struct, frozen=True):
-    """What an account has stored."""
+    """An account's use of storage."""
 
     storage: int = 0  #: bytes on disk
     streams: int = 0
@@ -26,7 +26,7 @@ class AccountInfo(msgspec.Struct, frozen=True):
 
 
 class StreamState(msgspec.Struct, frozen=True):
-    """What a stream holds."""
+    """The content of a stream, in numbers."""
 
     messages: int = 0
     bytes: int = 0
@@ -34,11 +34,11 @@ class StreamState(msgspec.Struct, frozen=True):
         default=0, name="first_seq"
     )  #: of the oldest message, or of the next one
     last_sequence: int = msgspec.field(default=0, name="last_seq")
-    subjects: dict[str, int] | None = None  #: messages by subject, of those that were asked for
+    subjects: dict[str, int] | None = None  #: messages by subject, for the requested subjects
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """A stream: its settings, what it holds, and when that was."""
+    """A stream: its settings, its content, and the time of this answer."""
 
     config: dict[str, Any]
     state: StreamState
@@ -48,7 +48,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
 
 class ConsumerProgress(msgspec.Struct, frozen=True):
-    """How far a consumer is."""
+    """A position of a consumer."""
 
     stream_sequence: int = msgspec.field(default=0, name="stream_seq")
     consumer_sequence: int = msgspec.field(default=0, name="consumer_seq")
@@ -56,7 +56,7 @@ class ConsumerProgress(msgspec.Struct, frozen=True):
 
 
 class ConsumerInfo(msgspec.Struct, frozen=True):
-    """A consumer: its settings and how far it is."""
+    """A consumer: its settings and its positions."""
 
     name: str
     config: dict[str, Any]
@@ -74,17 +74,17 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
 
     @property
     def unsettled(self) -> int:
-        """How many messages are still to be dealt with."""
+        """The number of messages that are not settled."""
         return self.pending + self.ack_pending
 
     @property
     def is_durable(self) -> bool:
-        """Whether it stays when nobody asks it."""
+        """Whether the consumer stays when it is not used."""
         return bool(self.config.get("durable_name"))
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The subjects it hands out; () is all of its stream."""
+        """The subjects it delivers; (): all of its stream."""
         several = cast("list[str]", self.config.get("filter_subjects") or [])
         single = self.config.get("filter_subject")
         return tuple(several) or ((single,) if single else ())

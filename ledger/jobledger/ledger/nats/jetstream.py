@@ -1,4 +1,4 @@
-"""The Log on JetStream: conditional appends whose lost answers are looked up, chains, and reading in order."""
+"""The Log on JetStream: conditional appends, the search for lost answers, chains, and reads in order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from jobledger.ledger.nats.writer import Answered, AppendRefusedError, Writer
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 #: A batch that a restart cut, too many batches in flight, servers that elect a leader.
 _TRY_AGAIN: Final = frozenset({10008, 10176, 10210, 10211})
-_HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
+_HEADROOM_BYTES: Final = 4096  # part of the server's max_payload for subject and headers
 _PRESENT_BYTES_MAX: Final = 4 << 20
 _RETRY_S: Final = 0.05
 #: After this time without a stream that listens, an append asks whether the ledger was deleted.
@@ -57,7 +57,7 @@ _GONE_S: Final = 0.5
 
 
 class _SubmittedAppend(msgspec.Struct, eq=False):
-    """An append whose caller waits: answered at once when it was plainly accepted, else after `look_again`."""
+    """An append whose caller waits: answered at once if it was plainly accepted, else after `look_again`."""
 
     log: JetStreamLog
     entries: Sequence[Entry]
@@ -66,7 +66,7 @@ class _SubmittedAppend(msgspec.Struct, eq=False):
     def __call__(self, result: int | Exception) -> None:
         if isinstance(result, Exception):
             self.log.look_again(self.entries, result, self.outcome)
-        elif not self.outcome.done():  # else its waiter was cancelled, or waited long enough
+        elif not self.outcome.done():  # else its waiter was cancelled, or its limit is over
             self.outcome.set_result(result)
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class _MeteredAppend(_SubmittedAppend, eq=False):
         super().__call__(result)
 
     def ended(self, outcome: asyncio.Future[int]) -> None:
-        """Count what was found out by another look; nothing was where its caller waited no longer."""
+        """Count the outcome found by another look; without an outcome if its caller stopped waiting."""
         error = None if outcome.cancelled() else outcome.exception()
         if outcome.cancelled() or isinstance(error, TimeoutError):
             return
@@ -127,10 +127,11 @@ class JetStreamLog(JobReads):
         self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), message_of)
 
     def _look_at_server(self) -> None:
-        """Work as the server needs it, on the first connection and after each reconnect."""
+        """Adapt to the server, on the first connection and after each reconnect."""
         self.writer.begin()
         self._entry_bytes_max = self._connection.max_payload - _HEADROOM_BYTES
-        # Of several servers one may lag, so a read has to be proven the newest. One server may become several meanwhile.
+        # In a cluster a server may lag, so a read must be proven to be the newest. A single server may become a
+        # cluster meanwhile.
         if self._index is None and self._connection.is_clustered:
             self._index = ReadIndex(self._inbox, self._stream, limit_s=self._append_timeout_s)
 
@@ -144,7 +145,7 @@ class JetStreamLog(JobReads):
         return await self.submit(entries)
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
-        """Start an append and return its outcome to come; see `Log.submit`."""
+        """Start an append and return the future of its outcome; see `Log.submit`."""
         self._check_size(entries)
         outcome: asyncio.Future[int] = self._loop.create_future()
         if self._meter is None:
@@ -188,7 +189,7 @@ class JetStreamLog(JobReads):
         task.add_done_callback(self._looking.discard)
 
     def _find_out_for(self, entries: Sequence[Entry], error: Exception, answered: Answered) -> None:
-        """Find an append's outcome for whom `begin` calls back."""
+        """Find an append's outcome for a caller of `begin`."""
         outcome: asyncio.Future[int] = self._loop.create_future()
         outcome.add_done_callback(lambda found: answered(answer_of(found)))
         self.look_again(entries, error, outcome)
@@ -202,9 +203,9 @@ class JetStreamLog(JobReads):
     async def _find_out(
         self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]
     ) -> int:
-        """Bring an append that was not plainly accepted to a definite end, as long as somebody waits for it."""
+        """Find the definite outcome of an append that was not plainly accepted, as long as somebody waits for it."""
         loop, began = self._loop, self._loop.time()
-        # An answer that did not come has taken its part of the time already.
+        # The wait for the missing answer has used its part of the time already.
         spent_s = self.writer.reply_timeout_s if isinstance(error, ReplyTimeoutError) else 0.0
         deadline = loop.time() + self._append_timeout_s - spent_s
         while True:
@@ -236,7 +237,7 @@ class JetStreamLog(JobReads):
         raise AppendOutcomeUnknownError(message) from error
 
     async def _refuse_deleted(self, error: Exception) -> None:
-        """Refuse to try again where nobody listens because the ledger was deleted. Raises: LedgerNotFoundError."""
+        """Refuse another try if nobody listens because the ledger was deleted. Raises: LedgerNotFoundError."""
         if not isinstance(error, ConnectionLostError) or not self._connection.is_connected:
             return
         with contextlib.suppress(ConnectionLostError, ReplyTimeoutError):
@@ -244,7 +245,7 @@ class JetStreamLog(JobReads):
                 raise deleted_ledger(self._connection, self._stream) from error
 
     async def _stored_as(self, entries: Sequence[Entry], limit_s: float) -> int | None:
-        """Return the first entry's sequence if the entries are stored, None if nothing stands in their place.
+        """Return the first entry's sequence if the entries are stored, None if nothing is stored in their place.
 
         Raises: WrongSequenceError when one of their chains went on without them.
         """
@@ -257,7 +258,7 @@ class JetStreamLog(JobReads):
             found = [message_of(*each) for each in await self._direct_get(request, batch=True)]
             if not found:
                 continue
-            if found[0].data != entry.data:  # the bytes show whether the event is our own
+            if found[0].data != entry.data:  # by its bytes we know our own event
                 raise WrongSequenceError(entry.chain, entry.expected)
             first = found[0].stream_sequence - offset
         return first
@@ -291,7 +292,7 @@ class JetStreamLog(JobReads):
         )
 
     async def newest_sequence(self, chain: str) -> int:
-        """Return where a chain ends, as the stream's leader has it; see `Log.newest_sequence`."""
+        """Return where a chain ends for the stream's leader; see `Log.newest_sequence`."""
         if self._index is not None:
             return await self._index.newest(chain)
         return await newest_at(self._inbox, self._stream, chain)
@@ -321,7 +322,7 @@ class JetStreamLog(JobReads):
         except ServerUnreachableError:
             if await self._index.has(stream_sequence):
                 raise
-            return None  # an archive run took it away meanwhile
+            return None  # an archive run removed it meanwhile
 
     async def _get(self, stream_sequence: int) -> Message | None:
         found = await self._read({"seq": stream_sequence}, batch=False)
@@ -442,7 +443,7 @@ def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None
 
 
 def _raise_final(error: AppendRefusedError) -> None:
-    """Translate a refusal that no second look can change; return for those it can."""
+    """Raise our error for a refusal that no second look can change; return for other refusals."""
     if error.is_lost_race or error.code in _TRY_AGAIN:
         return
     if error.is_full:

@@ -1,7 +1,7 @@
-"""nats-py's JetStream client, loaded when something of it is used first.
+"""nats-py's JetStream client, loaded at its first use.
 
-nats-py's connection imports it, and two thirds of the time that nats-py takes to load are this part's. The ledger has
-requests of its own; of nats-py's it uses the object store, which a command that lists jobs does not need.
+nats-py's connection imports it, and it takes two thirds of the time to load nats-py. The ledger has requests of its
+own and uses only nats-py's object store, which a command that lists jobs does not need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME: Final = "nats.js"
 
 
 def load_jetstream_at_first_use() -> None:
-    """Put off loading `nats.js`, unless nats-py is loaded already.
+    """Delay the loading of `nats.js`, unless nats-py is loaded already.
 
     Only for a process whose other threads do not import nats-py: two threads that use it first at the same time would
     load it twice.
@@ -28,11 +28,11 @@ def load_jetstream_at_first_use() -> None:
     module, loader = module_from_spec(spec), spec.loader
 
     def load(name: str) -> object:
-        # The module itself asks for its parts while it loads: those are to be found as in any package.
+        # The module itself imports its parts while it loads: these must be found as in any package.
         del vars(module)["__getattr__"]
         loader.exec_module(module)
         return getattr(module, name)
 
-    vars(module)["__getattr__"] = load  # called for what the module lacks; source: PEP 562
+    vars(module)["__getattr__"] = load  # called for names that the module lacks; source: PEP 562
     sys.modules[_NAME] = module
-    vars(import_module("nats"))["js"] = module  # as an import that loads it does
+    vars(import_module("nats"))["js"] = module  # as a normal import does

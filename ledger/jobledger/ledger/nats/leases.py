@@ -1,7 +1,7 @@
 """Leases: one key per process, worker or lock-holding client, that expires unless renewed.
 
-Each renewal is conditional on the revision the last one got, so a worker that was away notices. The key is
-judged by the server's clock alone: it is there, or the lease is over. Source: ADR 006.
+Each renewal is conditional on the revision of the last one, so a worker that was away notices. Only the server's clock
+decides: if the key is gone, the lease is over. Source: ADR 006.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LISTED_MAX: Final = 10_000
 _AT_ONCE: Final = 1_000  #: keys in one answer of the server
 _END_TRIES_MAX: Final = 3
 _TOLD_MAX: Final = 100
-#: How many of a worker's jobs its lease names.
+#: Most jobs that a worker's lease names.
 JOBS_MAX: Final = 100
 #: A worker with more tasks does not name them in its lease, which it writes every few seconds.
 TASKS_MAX: Final = 500
@@ -52,47 +52,49 @@ SCHEDULES_MAX: Final = 500
 #: Nor does one with more limits.
 LIMITS_MAX: Final = 200
 
-#: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks or reads.
+#: The holder of a lease: a worker that runs jobs, or a client that holds locks or reads.
 LeaseKind = Literal["worker", "client"]
 
 
 class LeaseLostError(RefusedError):
-    """A lease could not be renewed on its own last revision: it expired, and may have been judged over."""
+    """A lease could not be renewed on its own last revision: it expired, and others may have seen that."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker, or a client that holds locks or reads, says of itself with each renewal."""
+    """The facts that a worker, or a client that holds locks or reads, writes with each renewal."""
 
     worker: str  #: `<host>-<pid>-<random>`, behind `<user>.` where it connects as a user
     host: str
     pid: int
     queues: tuple[str, ...]
     started_at: datetime
-    renewed_at: datetime  #: the server's time, as the worker knows it
-    running: int | None = 0  #: jobs at the last renewal; None: whoever asks is not told
-    jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
-    #: Names of the tasks it can run, and `task_word` of each version of a workflow; None: it does not say.
+    renewed_at: datetime  #: the server's time, as known to the worker
+    running: int | None = 0  #: number of running jobs at the last renewal; None: hidden from the caller
+    jobs: tuple[str, ...] = ()  #: ids of running jobs, at most `JOBS_MAX`
+    #: Names of the tasks it can run, and `task_word` of each version of a workflow; None: not given.
     tasks: tuple[str, ...] | None = None
-    #: What its code says of schedules: each one's fingerprint, by name; None: it does not say.
+    #: Fingerprints of the schedules in its code, by name; None: not given.
     schedules: dict[str, str] | None = None
-    #: What its code says of limits, by `name`, or `name:key` of its own queues and tasks; None: it does not say.
+    #: The limits in its code, by `name`, or `name:key` of its own queues and tasks; None: not given.
     limits: dict[str, Terms] | None = None
-    #: Names of the master keys with which it opens owners' keys; None: it does not say, or a program has them.
+    #: Names of the master keys with which it opens owners' keys; None: not given, or a program has them.
     masters: tuple[str, ...] | None = None
     version: str = ""
     reads: int = FORM_FIRST  #: the highest form of a ledger that it reads
-    release: str = ""  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
-    supervisor: str = ""  #: identity of the process that looks after this one; "" without
-    stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
+    release: str = ""  #: release of the code of its tasks, from `JOBLEDGER_RELEASE`; "": not given
+    supervisor: str = ""  #: identity of the process that supervises this one; "": none
+    stopped: bool = False  #: True: it ended in good order, or its supervisor found it dead; the lease is over
     kind: LeaseKind = "worker"
-    reader: str = ""  #: what a client is that reads for long, as `projector`; "" for all others
-    concurrency: int = 0  #: how many attempts a worker runs at once; 0: it does not say
+    reader: str = ""  #: kind of a client that reads for long, such as `projector`; "" for all others
+    concurrency: int = 0  #: most attempts that a worker runs at once; 0: not given
     reactors: bool = False  #: whether it hosts the reactors
-    #: Jobs that wait for a lock, `queue/job`, and which one, `scope/id`; `JOBS_MAX` at the most.
+    #: Jobs that wait for a lock, by `queue/job`, with the lock, `scope/id`; at most `JOBS_MAX`.
     waits: dict[str, str] = {}
     clock_apart_s: float = 0.0  #: how far its machine's clock is ahead of the server's; below 0: behind it
-    clock_apart_since: datetime | None = None  #: since when that is too far; None: it is not, or nobody says
-    archive: str = ""  #: where a keeper moves old events; "" for all others
+    clock_apart_since: datetime | None = (
+        None  #: since when the clock is too far apart; None: it is not, or not given
+    )
+    archive: str = ""  #: place to which a keeper moves old events; "" for all others
     trouble: str = (
         ""  #: why a keeper could not move events at its last look; "": it could, or had none to move
     )
@@ -102,17 +104,17 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     place_up: bool | None = None  #: whether a keeper can use its `archive`; None: it has not looked
 
 
-#: What the lease of the keeper of a ledger is named, behind its user.
+#: The name of the lease of a ledger's keeper, after its user.
 KEEPER: Final = "keeper"
 
 
 def keeper_among(found: Iterable[WorkerInfo]) -> WorkerInfo | None:
-    """Return the keeper of a ledger, whichever user it connects as; None where nobody is."""
+    """Return the keeper of a ledger, of any user; None without one."""
     return next((each for each in found if each.worker.split(".")[-1] == KEEPER and not each.stopped), None)
 
 
 def task_word(task: str, version: str) -> str:
-    """Return how a lease names the code that runs of a version need: `order@2`; without a version the task's name."""
+    """Return the name in a lease for the code of a workflow's version: `order@2`; without a version the task's name."""
     return f"{task}@{version}" if version else task
 
 
@@ -121,23 +123,23 @@ _UNKNOWN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Leases(Protocol):
-    """What claims and workers need of a lease store."""
+    """The part of a lease store that claims and workers need."""
 
-    user: str  #: of the server, whose leases these are; each one's name begins with it. "": there is none
+    user: str  #: user of the server with whose name each lease begins; "": none
 
     async def duration_s(self) -> float:
-        """Return how long a lease is good for after a renewal."""
+        """Return how long a lease is valid after a renewal."""
         ...
 
     async def renew(self, info: WorkerInfo, revision: int) -> int:
         """Take (revision 0) or renew a lease; return its new revision.
 
-        Raises: LeaseLostError when the revision is not the key's, ServerUnreachableError.
+        Raises: LeaseLostError if the key has another revision, ServerUnreachableError.
         """
         ...
 
     async def find(self, worker: str) -> WorkerInfo | None:
-        """Return a worker whose lease lives, None when it is over. Raises: ServerUnreachableError."""
+        """Return a worker whose lease lives; None: the lease is over. Raises: ServerUnreachableError."""
         ...
 
 
@@ -152,12 +154,12 @@ class JetStreamLeases:
         self._stream = f"KV_{names.workers_bucket}"
         self._prefix = f"$KV.{names.workers_bucket}."
         self.told_at: datetime | None = None  #: the server's time at the newest answer to `all`
-        self._told = deque[str](maxlen=_TOLD_MAX)  # keys that were told to be unreadable
+        self._told = deque[str](maxlen=_TOLD_MAX)  # keys that were logged as unreadable
 
     async def duration_s(self) -> float:
         """Return the bucket's time to live, in seconds: the length of every lease in it.
 
-        Raises: LedgerError when there is no such bucket, and what asking the server raises.
+        Raises: LedgerError if there is no such bucket, and the errors of the request.
         """
         info = await api.stream_info(self._inbox, self._stream)
         return int(info.config["max_age"]) / _NANOSECONDS
@@ -207,11 +209,12 @@ class JetStreamLeases:
             raise LeaseLostError(f"lease {info.worker} was just taken by another process") from error
 
     async def _own_newer(self, entry: Entry, own: WorkerInfo) -> int | None:
-        """Return the revision of our own renewal whose answer was lost, None when the lease is over.
+        """Return the revision of our own renewal whose answer was lost; None: the lease is over.
 
-        While this process lives, nobody else writes its key, so a newer revision is its own, also where it expected no
-        key. The lease is over if the key says that the process has ended, or if another process took the name. A lease
-        lasts from when it was stored, so the caller writes the key once more, and has the whole time again.
+        While this process lives, nobody else writes its key, so a newer revision is its own, even if it expected no
+        key. The lease is over if the key records that the process has ended, or if another process took the name. A
+        lease lasts from the moment it was stored, so the caller writes the key once more, and has the whole time
+        again.
         """
         found = await self._last(entry.subject)
         if found is None or (info := self._read(entry.subject, found[0])) is None or info.stopped:
@@ -221,10 +224,11 @@ class JetStreamLeases:
         return found[1] if (entry.expected or 0) < found[1] else None
 
     async def end(self, worker: str) -> bool:
-        """Mark a worker as gone, so that nobody waits for its lease to be over; return whether that was needed.
+        """Mark a worker as gone, so that nobody waits for its lease to expire; return whether that was needed.
 
-        Only for a caller that knows that its process has ended, such as a parent that reaped its child: jobs are taken
-        over from then on. What the dead one had sent may still arrive; a renewal is then refused. Source: ADR 006.
+        Only for a caller that knows that the worker's process has ended, such as a parent that reaped its child: its
+        jobs are taken over from then on. Messages that the dead worker had sent may still arrive; a renewal is then
+        refused. Source: ADR 006.
 
         Raises: ServerUnreachableError, LeaseLostError, AppendRefusedError; all harmless, the key expires.
         """
@@ -238,7 +242,7 @@ class JetStreamLeases:
                 await self._put(Entry(subject, msgspec.json.encode(gone), subject, found[1]))
             except AppendRefusedError as error:
                 if not error.is_lost_race:
-                    raise  # else a renewal was still on its way, or the read came from a replica that lags
+                    raise  # else a renewal was still on its way, or a replica that lags answered
             else:
                 return True
         message = f"lease of {worker} could not be ended: it is renewed all the time"
@@ -248,7 +252,7 @@ class JetStreamLeases:
         """Read the key; see `Leases.find`."""
         found = await self._last(self._prefix + worker)
         if found is None:
-            # A replica may answer that has not got the key yet: only the leader can say that there is none.
+            # A replica without the newest key may answer: only the leader knows that there is none.
             data = await self._last_at_leader(self._prefix + worker)
             if data is None:
                 return None
@@ -276,7 +280,7 @@ class JetStreamLeases:
             return None
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
-        """Return the newest message of a key, and its revision, as some replica has it."""
+        """Return the newest message of a key, and its revision, from any replica."""
         found = await self._get({"last_by_subj": subject}, batch=False)
         if not found or not found[0][0]:  # a key that was deleted has a message without data
             return None
@@ -316,12 +320,12 @@ class JetStreamLeases:
         ]
 
     async def _keys_of(self, subjects: Sequence[str]) -> dict[str, bytes]:
-        """Return what these keys hold, those without a value left out. Raises: ServerUnreachableError."""
+        """Return the values of these keys, without keys that have none. Raises: ServerUnreachableError."""
         found = await self._get({"multi_last": subjects}, batch=True)
         return {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
 
     async def _get(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
-        """Ask some replica for messages. Raises: ServerUnreachableError, which says nothing about any lease."""
+        """Ask any replica for messages. Raises: ServerUnreachableError, from which nothing follows for any lease."""
         try:
             return await api.direct_get(
                 self._connection, self._inbox, self._stream, request, batch=batch, timeout_s=_READ_TIMEOUT_S

@@ -11,14 +11,14 @@ from typing import Final, Literal, Protocol
 from jobledger.ledger.model.subjects import LockRef, Names
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 
-#: `free`: it was given back, look now; `wanted`: somebody waits, so step back before taking it again.
+#: `free`: it was given back, look now; `wanted`: somebody waits, so pause before taking it again.
 Hint = Literal["free", "wanted"]
 
 _SUBSCRIBE_TIMEOUT_S: Final = 2.0
 
 
 class LockWatch:
-    """What was heard about one lock since its last look."""
+    """The hints on one lock since the last look at it."""
 
     def __init__(self) -> None:
         self.free = asyncio.Event()
@@ -33,10 +33,10 @@ class LockWatch:
 
 
 class LockHints(Protocol):
-    """What locks need of a way to wake each other."""
+    """The means by which locks wake each other."""
 
     def watch(self, ref: LockRef) -> AbstractAsyncContextManager[LockWatch]:
-        """Listen for hints about one lock, for the length of the block; one's own are heard too."""
+        """Listen for hints about one lock, for the length of the block; own hints are heard, too."""
         ...
 
     def tell(self, ref: LockRef, hint: Hint) -> None:
@@ -61,9 +61,7 @@ class NatsLockHints:
             watch.hear(data)
 
         subscription = None
-        with contextlib.suppress(
-            Exception
-        ):  # any failure shows in the next append or read with a better error
+        with contextlib.suppress(Exception):  # the next append or read raises a better error
             async with asyncio.timeout(_SUBSCRIBE_TIMEOUT_S):
                 subscription = await self._connection.listen(self._names.lock_hint(ref), on_hint)
         try:

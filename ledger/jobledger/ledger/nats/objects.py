@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
 
 _TRANSFER_S: Final = 60.0
-#: A transfer that moves fewer bytes a second, beyond its first minute, counts as one that hangs.
+#: Bytes per second: a transfer that is slower, after its first minute, counts as hanging.
 _BYTES_PER_S_MIN: Final = 1 << 20
 _CHUNK_BYTES: Final = 128 << 10
 _TTL: Final = "Nats-TTL"
 _ROLLUP: Final = "Nats-Rollup"
 _ONLY_BEHIND: Final = "Nats-Expected-Last-Subject-Sequence"
-#: A header of an object's info: nothing names the object, and it is deleted soon unless it is written again.
+#: A header of an object's info: no event names the object, and it is deleted soon unless it is written again.
 UNNAMED: Final = "Jobledger-Unnamed"
 _CHUNKS_LONGER_S: Final = 60
 _RACES_MAX: Final = 8
@@ -47,17 +47,17 @@ class ObjectGoneError(Exception):
 
 
 class ObjectDamagedError(Exception):
-    """An object is not what was stored under its name."""
+    """An object differs from what was stored under its name."""
 
 
 class _Info(msgspec.Struct):
-    """The part of an object's info that says whether there is an object."""
+    """The part of an object's info that tells whether the object exists."""
 
     deleted: bool = False
 
 
 class _HashingFile:
-    """A file to be written that hashes what goes into it."""
+    """A file to be written that hashes the written data."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -87,7 +87,7 @@ class ObjectBucket:
         *,
         life_s: float | None = None,
     ) -> None:
-        """`clock`: measures how long an object stays; the fleet's clock for objects with a limited life.
+        """`clock`: measures the remaining life of an object; the fleet's clock for objects with a limited life.
 
         `life_s`: how long the bucket keeps an object that has no life of its own; None: until somebody removes it.
         """
@@ -98,7 +98,7 @@ class ObjectBucket:
         self._store: ObjectStore | None = None
 
     async def store(self, name: str, file: IO[bytes], *, what: str, size_bytes: int) -> None:
-        """Store what a file holds under a name that nobody else uses; `what` is for messages.
+        """Store the content of a file under a name that nobody else uses; `what` is for messages.
 
         Raises: LedgerFullError, ServerUnreachableError.
         """
@@ -109,14 +109,14 @@ class ObjectBucket:
     async def store_once(
         self, name: str, data: bytes, *, what: str, stays_s: float = 0.0, life_s: float | None = None
     ) -> None:
-        """Store bytes under a name that is derived from them, unless they are there and stay for `stays_s` seconds.
+        """Store bytes under a name that is derived from them, unless they are stored and stay for `stays_s` seconds.
 
         Those that are marked as unnamed are stored again.
 
-        Of several who store them at the same moment the first succeeds, and nobody removes what another one stored:
-        whoever reads it then finds all of it. (nats-py's `put` keeps the last, and removes the chunks of the others.)
-        `life_s`: how long the server keeps them, in a bucket whose messages may have a life of their own; None: as long as
-        the bucket keeps what it has.
+        Of several callers that store them at the same moment the first succeeds, and nobody removes another's chunks,
+        so every reader finds the whole object. (nats-py's `put` keeps the last, and removes the chunks of the others.)
+        `life_s`: how long the server keeps them, in a bucket whose messages may have a life of their own; None: as
+        long as the bucket keeps its objects.
 
         Raises: LedgerFullError, ServerUnreachableError.
         """
@@ -129,13 +129,13 @@ class ObjectBucket:
                     await self._store_behind(newest, name, data, life_s)
                     break
                 except nats.js.errors.BadRequestError as error:
-                    # Somebody else stored them meanwhile, and perhaps for a shorter time.
+                    # Another caller stored them meanwhile, perhaps for a shorter time.
                     if error.err_code not in WRONG_SEQUENCE_CODES or not left:
                         raise
 
     @contextlib.asynccontextmanager
     async def _storage(self, what: str, size_bytes: int) -> AsyncGenerator[None, None]:
-        """Set a limit to the block, which stores; say of its failure what it means."""
+        """Set a limit to the block, which stores; translate its errors."""
         try:
             async with self._transfer(size_bytes):
                 yield
@@ -147,7 +147,7 @@ class ObjectBucket:
             raise ServerUnreachableError(message) from error
 
     async def _newest(self, name: str) -> tuple[int, float]:
-        """Return the stream sequence of what names an object, 0 without one, and for how many seconds it stays."""
+        """Return the stream sequence of an object's info, 0 without one, and for how many seconds it stays."""
         try:
             found = await self._newest_message(name)
         except nats.js.errors.NotFoundError:
@@ -165,7 +165,7 @@ class ObjectBucket:
         return await self._connection.jetstream().get_last_msg(f"OBJ_{self._bucket}", subject)
 
     def _age_s(self, message: RawStreamMsg) -> float:
-        """Return how long ago the server stored it: its writer's own clock, as in `mtime`, may be a wrong one."""
+        """Return how long ago the server stored it, since its writer's clock, as in `mtime`, may be wrong."""
         return (self._clock.now() - message.time).total_seconds() if message.time is not None else 0.0
 
     async def _store_behind(self, newest: int, name: str, data: bytes, life_s: float | None) -> None:
@@ -189,7 +189,7 @@ class ObjectBucket:
             raise
 
     def _info(self, name: str, data: bytes, place: str, chunks: int) -> ObjectInfo:
-        """Return what names an object whose chunks lie at `place`, in the form of nats-py, which reads it."""
+        """Return the info of an object whose chunks lie at `place`, in the form that nats-py reads."""
         from nats.js.api import ObjectInfo, ObjectMetaOptions  # noqa: PLC0415
 
         sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
@@ -239,7 +239,7 @@ class ObjectBucket:
         return hashing.hexdigest()
 
     async def has_object(self, name: str, *, what: str) -> bool:
-        """Return whether there are bytes under a name. Raises: ServerUnreachableError, PermissionRefusedError."""
+        """Return whether an object of a name exists. Raises: ServerUnreachableError, PermissionRefusedError."""
         try:
             async with self._transfer():
                 await (await self._open()).get_info(name)
@@ -250,9 +250,9 @@ class ObjectBucket:
         return True
 
     async def remove_object(self, name: str, *, what: str) -> bool:
-        """Let go of the bytes under a name; return whether there were any.
+        """Remove the object of a name; return whether it existed.
 
-        Two short messages stay in their place, so this takes no right but that to write values.
+        Two short messages replace it, so this needs only the right to write values.
 
         Raises: ServerUnreachableError, PermissionRefusedError.
         """
@@ -272,9 +272,9 @@ class ObjectBucket:
         return was_there
 
     async def mark(self, name: str, info: bytes, *, behind: int, is_unnamed: bool, what: str) -> bool:
-        """Write an object's info once more, marked as one that nothing names, or without that mark.
+        """Write an object's info once more, with the mark that no event names it, or without that mark.
 
-        Returns whether it was: not if somebody wrote or deleted it since stream sequence `behind`.
+        Returns whether it was written: not if somebody wrote or deleted it since stream sequence `behind`.
 
         Raises: LedgerFullError, ServerUnreachableError, PermissionRefusedError.
         """
@@ -318,8 +318,8 @@ class ObjectBucket:
                     yield
                 finally:
                     self._connection.refused_listeners.remove(on_refused)
-                # nats-py waits with asyncio.wait_for, which in Python 3.11 forgets a cancellation that comes in the
-                # moment between an answer and its waiter: the task would go on for ever.
+                # nats-py waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes between an
+                # answer and its waiter: the task would go on for ever.
                 if task.cancelling() > cancels:
                     raise asyncio.CancelledError
         except (TimeoutError, OSError, nats.errors.Error) as error:
@@ -335,7 +335,7 @@ class ObjectBucket:
 
 
 def _named(name: str) -> str:
-    """Return the end of the subject of what names an object."""
+    """Return the last word of the subject of an object's info."""
     return f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 

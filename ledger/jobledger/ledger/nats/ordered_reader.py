@@ -1,8 +1,8 @@
-"""Reading the stream in order through a consumer of one's own, for as long as it takes.
+"""A reader of the stream in order, through a consumer of its own.
 
-The consumer is thrown away with its reader; when it is lost (server restart, leader change, silence) another one
-goes on after the last sequence handed out, so the reader sees every event once and in order. Users who may not make
-a consumer read by direct gets.
+The consumer is deleted with its reader; if it is lost (server restart, leader change, silence), another one goes on
+after the last sequence returned, so the reader gets every event once and in order. Users who may not create a consumer
+read by direct gets.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ logger = logging.getLogger("jobledger.feed")
 _INACTIVE_S: Final = 60.0
 _RETRY_S: Final = 0.25
 _FINITE_PATIENCE_S: Final = 30.0
-#: With several filters the server looks through all subjects that are in use, also for the next message far behind
-#: the last one: seconds, where these are ten million.
+#: With several filters the server searches all subjects in use for the next message, even if that comes much later:
+#: with ten million subjects this takes seconds.
 _CREATED_WITHIN_S: Final = 30.0
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -60,7 +60,7 @@ class OrderedReader:
         dense: bool,
         wants: Callable[[str], bool] | None = None,
     ) -> None:
-        """`wants` says by its subject whether a message is handed on; the others are not even decoded."""
+        """`wants` decides by its subject whether a message is returned; the others are not even decoded."""
         self._connection = connection
         self._inbox = inbox
         self._stream = stream
@@ -69,18 +69,18 @@ class OrderedReader:
         self._filters = (subject,) if isinstance(subject, str) else subject or ()
         self._dense = dense
         self._wants = wants
-        self._begun = False  # a consumer was made before: the one to come goes on where it ended
-        self._exhausted = False  # nothing was pending when the consumer was made
-        self._in_cluster = False  # if so, the consumer's server may not be the stream's leader
+        self._begun = False  # True: a consumer was created before, and the next one goes on where it ended
+        self._exhausted = False  # True: nothing was pending when the consumer was created
+        self._in_cluster = False  # True: the consumer's server may not be the stream's leader
 
     async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None.
 
         No batch is empty; all come in stream order. A lost consumer or connection is replaced without a gap.
 
-        Raises: SequenceGapError where the sequences must be dense and one is missing; LedgerNotFoundError when somebody
-            deleted the ledger; ServerUnreachableError when the connection is closed, or the server hands out nothing for
-            30 s while something is still to be read.
+        Raises: SequenceGapError if the sequences must be dense and one is missing; LedgerNotFoundError if somebody
+        deleted the ledger; ServerUnreachableError if the connection is closed, or the server sends nothing for 30 s
+        although more is stored.
         """
         failing_since: float | None = None
         while until is None or self._next <= until:
@@ -109,7 +109,7 @@ class OrderedReader:
                 await asyncio.sleep(_RETRY_S)
 
     async def _some(self, until: int | None) -> AsyncGenerator[list[Message], None]:
-        """Yield batches for as long as it goes well, the way that this user may read."""
+        """Yield batches until something fails, by the kind of read that this user may do."""
         rights, right = self._connection.optional_rights, api.right_to_read(self._stream)
         if rights.setdefault(right, True):
             try:
@@ -149,7 +149,7 @@ class OrderedReader:
                     yield batch
                 if problem is not None and (until is None or problem.stream_sequence <= until):
                     raise problem
-                self._next = reader.reached  # what fits none of several filters was passed, too
+                self._next = reader.reached  # messages that fit no filter were passed, too
                 if until is not None and self._next > until:
                     return
         if until is not None:
@@ -178,7 +178,7 @@ class OrderedReader:
             finally:
                 await self._delete(name)
             return
-        # What the consumer takes in one request is the operator's to limit; 0 is no limit.
+        # The operator may limit the size of a consumer's requests; 0: no limit.
         messages_max = int(made.config.get("max_batch", 0))
         window = PullWindow(
             self._connection,
@@ -209,14 +209,14 @@ class OrderedReader:
             await self._delete(name)
 
     async def _end(self, until: int) -> None:
-        """Trust a consumer that nothing is left, except in a cluster where the stream's leader has more.
+        """Accept a consumer's report that nothing is left, unless in a cluster the stream's leader has more.
 
-        Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError when it cannot
-            tell, which a cluster answers while it elects the leader.
+        Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError if that is
+        not known, as while a cluster elects the leader.
         """
         if self._in_cluster and self._next <= until and self._from_time is None:
             for subject in self._filters or (">",):
-                # Answered by the leader alone, unlike a direct get.
+                # Only the leader answers this, unlike a direct get.
                 request = {"seq": self._next, "next_by_subj": subject}
                 try:
                     found = await api.get_message(self._inbox, self._stream, request)
@@ -228,7 +228,7 @@ class OrderedReader:
         self._exhausted = True
 
     def _read(self, taken: list[Raw]) -> tuple[list[Message], CorruptLedgerError | None]:
-        """Read what came up to the first that cannot be read; in a dense feed each sequence must be the next."""
+        """Read the received messages up to the first unreadable one; in a dense feed each sequence must be the next."""
         messages: list[Message] = []
         first = taken[0].reply.split(b".")
         words = len(first) - ack_numbers_at(first) - 1  # from the stream sequence on
@@ -254,7 +254,7 @@ class OrderedReader:
         return messages, None
 
     async def _check_not_rewound(self) -> None:
-        """Refuse a ledger that was rewound, made again or purged meanwhile: a consumer would only wait, or get none.
+        """Refuse a ledger that was rewound, created again or purged meanwhile: a consumer would only wait, or get none.
 
         Raises: SequenceGapError.
         """
@@ -274,7 +274,7 @@ class OrderedReader:
             raise SequenceGapError(message)
 
     async def _create(self) -> ConsumerInfo:
-        """Make the consumer; return what the server says of it."""
+        """Create the consumer; return its info from the server."""
         config: dict[str, Any] = {
             "ack_policy": "none",
             "inactive_threshold": int(_INACTIVE_S * _NANOSECONDS),
@@ -293,7 +293,7 @@ class OrderedReader:
         return await api.create_reader(self._inbox, self._stream, config, timeout_s=timeout_s)
 
     async def _delete(self, name: str) -> None:
-        """Tidy up; the server forgets it by itself after a minute when this does not get through."""
+        """Delete the consumer; if this fails, the server deletes it by itself after a minute."""
         try:
             api.drop_consumer(self._connection, self._stream, name)
         except ConnectionLostError:
@@ -301,7 +301,7 @@ class OrderedReader:
 
 
 def _pending_after(raw: Raw) -> int:
-    """Return how many messages its consumer had yet to deliver when it delivered this one."""
+    """Return how many messages the consumer still had to deliver after this one."""
     tokens = raw.reply.split(b".")
     return int(tokens[ack_numbers_at(tokens) + 4])
 

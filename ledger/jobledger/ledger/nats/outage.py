@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import KeyUnavailableError, LedgerFullError, 
 logger = logging.getLogger("jobledger.connection")
 
 _TELL_EVERY_S: Final = 60.0
-#: An outage that begins less than this after the last line gets no line of its own: a connection that comes and goes.
+#: An outage that begins within this time after the last line gets no line of its own, for connections that come and go.
 _QUIET_S: Final = 5.0
 #: Errors that each job would meet, and the level of the one line a minute that each kind of them gets.
 _OF_EACH_JOB: Final[Mapping[type[Exception], int]] = {
@@ -25,7 +25,7 @@ _OF_EACH_JOB: Final[Mapping[type[Exception], int]] = {
 
 
 class Outage:
-    """Whether the server is away, as one process knows it."""
+    """The knowledge of one process about whether the server is away."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -50,7 +50,7 @@ class Outage:
         return logging.DEBUG if is_known else logging.WARNING
 
     def note(self, why: str) -> None:
-        """Say that the server cannot be reached; `why` is the end of the log line, and holds no secret."""
+        """Report that the server cannot be reached; `why` is the end of the log line, and holds no secret."""
         now = self._monotonic()
         if self._since is None:
             self._since = now
@@ -63,7 +63,7 @@ class Outage:
             logger.warning("the server has been away for %.0f s: %s", now - self._since, why)
 
     def over(self, how: str = "") -> None:
-        """Say that the server answers; does nothing where it was not away. `how`: the end of the log line."""
+        """Report that the server answers; does nothing if it was not away. `how`: the end of the log line."""
         if self._since is None:
             return
         away_s, self._since = self._monotonic() - self._since, None

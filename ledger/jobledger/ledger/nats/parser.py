@@ -1,7 +1,7 @@
-"""Taking messages out of what the server sent, faster than nats-py's parser, for subscriptions of our own.
+"""A parser of the server's data for subscriptions of our own, faster than nats-py's.
 
-Only whole messages for a handler made by `listen` are taken here; everything else (other verbs, other subscriptions,
-messages that are long or malformed) is left to nats-py's parser, byte for byte. Source: ADR 004.
+It takes only whole messages for a handler registered by `listen`; everything else (other verbs, other subscriptions,
+long or malformed messages) goes to nats-py's parser, byte for byte. Source: ADR 004.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, ERR_RE, MAX_CONTROL_LINE
 #: Called in the reader's task with subject, reply, data and raw headers: must be quick and must not raise.
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
-#: What is kept of an incomplete message until the rest comes; a longer one is gathered by nats-py's parser.
+#: Most bytes kept of an incomplete message until the rest comes; nats-py's parser collects longer ones.
 _KEPT_BYTES_MAX: Final = 128 * 1024
 _CRLF_BYTES: Final = 2
 _CARRIAGE_RETURN: Final = 13  #: before each line feed: lines are looked for by that alone, in half the time
@@ -24,7 +24,7 @@ _HEADED_WORDS: Final = (5, 6)  # HMSG, subject, sid, [reply], header size, size
 
 
 class Raw(msgspec.Struct, gc=False):
-    """A message as a `Collector` is given it."""
+    """A message in the form for a `Collector`."""
 
     subject: bytes
     reply: bytes
@@ -35,7 +35,7 @@ class Raw(msgspec.Struct, gc=False):
 class Collector:
     """A handler for many messages: those that ask for a reply are put into `messages`, without a call for each.
 
-    Whoever reads takes the list away and puts an empty one in its place. Messages without a reply subject, such as
+    The reader takes the list, and puts an empty one in its place. Messages without a reply subject, such as
     the server's own, are passed by a call, after the messages sent before them.
     """
 
@@ -43,13 +43,13 @@ class Collector:
         self.messages: list[Raw] = []
 
     def arrived(self) -> None:
-        """Hear that there is a first message; called from the reader, so must be quick and must not raise."""
+        """Note that there is a first message; called from the reader, so must be quick and must not raise."""
 
     def heard(self, subject: bytes, data: bytes, headers: bytes) -> None:
-        """Take a message without a reply subject; as `arrived`."""
+        """Take a message without a reply subject; called like `arrived`."""
 
     def __call__(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Take any message, as another handler does."""
+        """Take any message, like other handlers."""
         if not reply:
             self.heard(subject, data, headers)
             return
@@ -63,14 +63,14 @@ class Receiver(Protocol):
     """The receiver of whole messages; it is also nats-py's client, which gets all the rest from its parser."""
 
     def on_failure(self, subject: bytes, error: Exception) -> None:
-        """Hear what the handler of a message raised; must not raise itself."""
+        """Take the error of a message's handler; must not raise itself."""
         ...
 
 
 class MessageParser(Parser):
     """nats-py's parser with a shortcut for whole messages.
 
-    `handlers`: by subscription id as it is on the wire, and not a copy: it is looked into for every message.
+    `handlers`: by subscription id as on the wire; no copy, since it is read for every message.
     `collectors`: those of them that are collectors.
     """
 
@@ -81,7 +81,7 @@ class MessageParser(Parser):
         collectors: Mapping[bytes, Collector] | None = None,
     ) -> None:
         self._resets = 0
-        super().__init__(receiver)  # which resets
+        super().__init__(receiver)  # this calls `reset`
         self._receiver = receiver
         self._handlers = handlers
         self._collectors: Mapping[bytes, Collector] = {} if collectors is None else collectors
@@ -95,7 +95,7 @@ class MessageParser(Parser):
         return heard
 
     def error_line(self) -> str:
-        """Return the server's words of the error that nats-py's parser is handing on, which it gives in lower case."""
+        """Return the server's exact words of the error that nats-py's parser is passing on in lower case."""
         found = ERR_RE.match(self.buf)
         return "" if found is None else found[0].decode(errors="replace")
 
@@ -106,7 +106,7 @@ class MessageParser(Parser):
         self._resets += 1
 
     def take(self, data: bytes) -> bytes:
-        """Hand on, straight from the socket, the whole messages that `data` begins with; return what `parse` must get.
+        """Pass on, straight from the socket, the whole messages that `data` begins with; return the rest, for `parse`.
 
         To be called only while nothing waits to be parsed: messages are handed on in the order of the wire.
         """
@@ -122,23 +122,23 @@ class MessageParser(Parser):
         return data
 
     async def parse(self, data: bytes = b"") -> None:
-        """Hand on every whole message in `data` and what was kept of the data before."""
-        self._is_parsing = True  # and may wait: what comes meanwhile must not overtake the rest
+        """Pass on every whole message in the kept bytes and `data`."""
+        self._is_parsing = True  # the loop may run meanwhile: new data must not overtake the rest
         try:
             await self._parse(data)
         finally:
             self._is_parsing = False
 
     async def _parse(self, data: bytes) -> None:
-        """Do so.
+        """Do the work of `parse`.
 
-        nats-py's parser gets one line, or the rest of one message, at a time. If it got all that follows, it would begin
-        a message of ours, and keep the connection for as long as each read ends within a message.
+        nats-py's parser gets one line, or the rest of one message, at a time. If it got all the following data, it
+        would begin a message of ours, and then parse everything as long as each read ends within a message.
         """
         self._heard = True
         resets = self._resets
         data, self._kept = self._kept + data, b""
-        while data and resets == self._resets:  # after a reset, the rest is of a connection that is lost
+        while data and resets == self._resets:  # after a reset, the rest belongs to a lost connection
             if self.state != AWAITING_CONTROL_LINE:
                 missing = self.needed + _CRLF_BYTES - len(self.buf)
                 part, data = data[:missing], data[missing:]
@@ -159,7 +159,7 @@ class MessageParser(Parser):
                 return
 
     def _take(self, data: bytes) -> int:  # one loop, since every message pays for a call
-        """Hand on messages from the front as long as they are whole and ours; return how many bytes are done."""
+        """Pass on messages from the front while they are whole and ours; return the number of bytes used."""
         done, length = 0, len(data)
         find, handlers, collectors = data.find, self._handlers, self._collectors
         while (line_end := find(b"\n", done)) > 0 and data[line_end - 1] == _CARRIAGE_RETURN:

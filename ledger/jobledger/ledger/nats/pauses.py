@@ -1,8 +1,8 @@
 """The pause of a queue, as the ledger records it, applied to the consumers that hand out the queue's work.
 
-The newest event of the queue is the truth. The server does what it says, also for a worker that knows nothing of
-pauses: a consumer that is paused hands out nothing, and ends its pause by its own clock. Whoever records a pause or its
-end updates the consumers; whoever makes a missing one makes it paused; the reconciler compares.
+The newest event of the queue decides. The server applies it, also for a worker that does not know pauses: a paused
+consumer delivers nothing, and ends its pause by the server's clock. The process that records a pause or its end
+updates the consumers; one that creates a missing consumer creates it paused; the reconciler compares.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 
 # The beginning of a consumer of work that is made again: the oldest dispatch that still counts.
-# After a restore, or when somebody deleted a consumer, the ledger holds every dispatch there ever was. A consumer that hands
-# out all of them has its workers refuse each job that is over, which takes the server milliseconds a job.
+# After a restore, or when somebody deleted a consumer, the ledger holds every dispatch there ever was. If a consumer
+# delivered all of them, workers would refuse each job that is over, which takes the server milliseconds per job.
 
 
 async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a consumer of work that begins at the first dispatch that still counts in its lane.
 
-    The given settings, where that is the first dispatch of all: so a new queue keeps its settings. Likewise if the user
-    may not read the ledger: requests to the consumer itself then show which right is missing.
+    It returns the given settings if that is the first dispatch of all, so a new queue keeps its settings; also if the
+    user may not read the ledger, since requests to the consumer then show the missing right.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -68,7 +68,7 @@ async def _begin(log: Log, lane: str) -> int | None:
 
 
 async def _ends(log: Log, lane: str) -> dict[str, int]:
-    """Return where the jobs of a lane's queue completed or were cancelled, by job, as read from the ledger."""
+    """Return the sequences at which jobs of a lane's queue completed or were cancelled, by job, from the ledger."""
     found = {"": 0}
     jobs = lane.rpartition(".queued.")[0]
     for leaf in (*leaves_of("completed"), *leaves_of("cancelled")):
@@ -79,7 +79,7 @@ async def _ends(log: Log, lane: str) -> dict[str, int]:
 
 
 async def _counts(log: Log, dispatch: StoredEvent) -> bool:
-    """Return whether it is the newest dispatch of a job that waits for a worker or has one."""
+    """Return whether a dispatch is the newest one of a job that waits for a worker or has one."""
     job = (await load(log, JobRef(queue=dispatch.event.queue, job_id=dispatch.event.job))).job
     if job is None or job.dispatch_sequence != dispatch.stream_sequence:
         return job is None
@@ -94,7 +94,7 @@ _CLOCKS_APART: Final = timedelta(minutes=1)
 
 
 async def queue_state(log: Log, queue: str) -> QueueState:
-    """Return a queue as its newest event says. Raises: UnreachableError, UnknownEventError."""
+    """Return the state of a queue after its newest event. Raises: UnreachableError, UnknownEventError."""
     view = QUEUE.view(*await end_of_chain(log, QUEUE.chain(log.names, queue)))
     return view.state or QueueState()
 
@@ -122,7 +122,7 @@ async def bring_in_line(inbox: Inbox, log: Log, queue: str, known: QueueState | 
 
 
 def _until(state: QueueState) -> str:
-    """Return the end of a pause as the server is told it; "" for none."""
+    """Return the end of a pause in the server's form; "" for none."""
     if not state.paused:
         return ""
     return _NO_END if state.until is None else time_text(state.until)
@@ -145,9 +145,9 @@ def queue_of_work(consumer: str) -> str:
 
 
 def work_maker(log: Log, queue: str) -> Maker:
-    """Return what makes the consumers of a queue's work: as `make_consumer`, and paused if the queue is.
+    """Return the function that creates the consumers of a queue's work: `make_consumer`, and paused if the queue is.
 
-    It begins behind what was settled when somebody noted that last, else where a job still needs a worker.
+    A consumer begins after the newest note of settled work; without a note, at the first job that needs a worker.
     """
 
     async def make(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
@@ -156,7 +156,7 @@ def work_maker(log: Log, queue: str) -> Maker:
         state = await queue_state(log, queue)
         until = _until(state)
         made = await make_consumer(inbox, stream, name, {**begun, "pause_until": until} if until else begun)
-        if await queue_state(log, queue) != state:  # it was changed before there was this consumer to tell
+        if await queue_state(log, queue) != state:  # the queue changed before this consumer existed
             await bring_in_line(inbox, log, queue)
         return made
 

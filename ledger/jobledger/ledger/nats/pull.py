@@ -1,7 +1,7 @@
 """One pull consumer seen from the client: requests, deliveries, statuses, and the silence that means loss.
 
-Own, because nats-py's fetch swallows status messages, drops a message when cancelled and costs twice as much.
-It decides nothing: its user says how much to request, and what a delivery means.
+Our own code, because nats-py's fetch hides status messages, drops a message when cancelled and costs twice as much. It
+decides nothing: its user decides how much to request, and what a delivery means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import header, status_of
 
 _NANOSECONDS: Final = 1_000_000_000
-#: How long a request stands at the server, and how often the server says meanwhile that it does.
+#: How long a request waits at the server, and how often the server confirms meanwhile that it does.
 EXPIRES_S: Final = 30.0
 HEARTBEAT_S: Final = 2.0
 #: The heartbeat of a consumer with several filters. At each one the server looks for the next message, and once 8 MB were
@@ -29,26 +29,26 @@ HEARTBEAT_S: Final = 2.0
 _FILTERS_HEARTBEAT_S: Final = 10.0
 #: A client that has missed this many heartbeats in a row looks for its consumer again.
 SILENT_BEATS: Final = 3
-#: Of one client to one consumer at a time: one is served while the next is on its way, and one stands.
+#: Most requests of one client to one consumer at a time: one is served, the next is on its way, and one waits.
 REQUESTS_MAX: Final = 3
 #: Of `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`.
 _OLD_ACK_TOKENS: Final = 9
 _NEW_ACK_OFFSET: Final = 2  # $JS.ACK.<domain>.<account>.<stream>... from nats-server 2.16 on
 
 _of_seconds: Final = msgspec.json.Decoder(datetime, strict=False).decode
-#: `empty` nothing (more) for a request; `lost` the consumer is gone or unreachable and must be looked for.
+#: `empty`: there is nothing (more) for a request; `lost`: the consumer is gone or unreachable and must be looked for.
 Ended = Literal["empty", "lost"]
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One message as a consumer handed it out."""
+    """One message that a consumer delivered."""
 
     data: bytes
-    reply: str  #: where its ack goes
+    reply: str  #: subject for its ack
     stream_sequence: int
     delivered: int  #: JetStream's count, from 1; not the attempt
     stored_ns: int  #: the server's clock at the append, nanoseconds since 1970
-    pending: int  #: how many more the consumer has to deliver
+    pending: int  #: number of further messages that the consumer has to deliver
     subject: bytes = b""  #: under which the message is stored
 
     @property
@@ -57,7 +57,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
         return time_of(self.stored_ns)
 
     def read(self) -> Message:
-        """Return what a consumer of the ledger handed out; see `read_message`.
+        """Return the event that a consumer of the ledger delivered; see `read_message`.
 
         Raises: UnknownEventError.
         """
@@ -74,7 +74,7 @@ def time_of(nanoseconds: int) -> datetime:
 
 
 def told_time(nanoseconds: bytes) -> datetime:
-    """Return what `time_of` does, of digits as an ack subject has them, for half the cost; from a second after 1970 on."""
+    """Return the result of `time_of` for the digits in an ack subject, at half the cost; from a second after 1970."""
     return _of_seconds(nanoseconds[:-9] + b"." + nanoseconds[-9:-3])
 
 
@@ -87,9 +87,9 @@ def ack_numbers_at(tokens: list[bytes]) -> int:
 
 
 def parse_delivery(reply: bytes, data: bytes, subject: bytes = b"") -> Delivery:
-    """Read what an ack subject says of its message."""
+    """Read the numbers in the ack subject of a message."""
     tokens = reply.split(b".")
-    # As `ack_numbers_at`, written out, as it is done for every job.
+    # Like `ack_numbers_at`, but written out, since every job comes here.
     at = 4 if len(tokens) == _OLD_ACK_TOKENS else 4 + _NEW_ACK_OFFSET
     return Delivery(
         data,
@@ -103,15 +103,15 @@ def parse_delivery(reply: bytes, data: bytes, subject: bytes = b"") -> Delivery:
 
 
 def heartbeat_for(filters: Sequence[str]) -> float:
-    """Return how often, in seconds, the server is to say that a request stands, by its consumer's filters."""
+    """Return the seconds between two heartbeats of a request, by its consumer's filters."""
     return _FILTERS_HEARTBEAT_S if len(filters) > 1 else HEARTBEAT_S
 
 
 class _Channel:
-    """An inbox of its own for one request at a time: what comes there came for that request.
+    """An inbox for one request at a time: messages there belong to that request.
 
-    The server serves requests that stand side by side in turns, and says of a delivery only to which inbox it goes. So
-    with two requests for one inbox nobody could tell which of them is still owed what.
+    The server serves waiting requests in turns, and a delivery names only its inbox. So with two requests for one
+    inbox nobody would know how many messages each still gets.
     """
 
     __slots__ = ("_consumer", "_prefix", "heard_at", "owed", "reply", "stands", "subscription")
@@ -120,9 +120,9 @@ class _Channel:
         self._consumer = consumer
         self._prefix = prefix
         self.subscription: Subscription | None = None
-        self.reply = ""  #: where the newest request wants its answers
-        self.owed = 0  #: messages that the request asked for and has not got
-        self.stands = False  #: it waits for them
+        self.reply = ""  #: reply subject of the newest request
+        self.owed = 0  #: messages that the request still has to get
+        self.stands = False  #: whether the request waits at the server
         self.heard_at = 0.0  #: loop time of the last sign of life
 
     async def open(self, connection: Connection) -> None:
@@ -139,7 +139,7 @@ class _Channel:
         if reply.startswith(b"$JS.ACK."):
             if (
                 self.owed
-            ):  # written out, as it is done for every job; else it is left of a request that is void
+            ):  # written out, since every job comes here; else the message belongs to a void request
                 self.owed -= 1
                 if self.stands:
                     consumer.standing -= 1
@@ -150,16 +150,17 @@ class _Channel:
             consumer.on_delivery(parse_delivery(reply, data, subject))
             return
         status = status_of(headers)
-        # 100 is the idle heartbeat. A request that is void may end late, and says nothing of the one that is not.
+        # 100 is the idle heartbeat. A void request may end late, which tells nothing of the present one.
         if status and status != "100" and subject == self.reply.encode():
             consumer.end_request(self, status, headers)
 
 
 class PullConsumer:
-    """Asks one consumer for messages and hands on what comes, in the order of the wire.
+    """Asks one consumer for messages and passes them on, in the order of the wire.
 
     `on_delivery` and `on_ended` are called from the connection's reader and must be quick. No more than `REQUESTS_MAX`
-    requests are outstanding. What each is still owed is known exactly; only after `forget` may more come than is asked.
+    requests are outstanding. The number of messages that each still gets is known exactly; only after `forget` may
+    more come than asked.
     """
 
     def __init__(
@@ -181,13 +182,15 @@ class PullConsumer:
         self._channels = [_Channel(self, f"{connection.new_inbox()}.") for _ in range(REQUESTS_MAX)]
         self._count = 0
         self._refused: PermissionRefusedError | None = None
-        self.free = list(self._channels)  #: without a request; none may be made while this is empty
+        self.free = list(
+            self._channels
+        )  #: channels without a request; while it is empty, no request may be made
         self.probed = 0  #: messages asked for by `request`, and neither delivered nor refused yet
         self.standing = 0  #: the same for `wait_for`
 
     @property
     def asked(self) -> int:
-        """How many messages are asked for and neither delivered nor refused yet."""
+        """The number of requested messages that were neither delivered nor refused yet."""
         return self.probed + self.standing
 
     async def open(self) -> None:
@@ -198,13 +201,13 @@ class PullConsumer:
         self._connection.refused_listeners.append(self._on_refused)
 
     async def end(self) -> None:
-        """Let the server send nothing more; what is on its way is still handed on, until `close`."""
+        """Stop the server's messages; those on their way are still passed on, until `close`."""
         for channel in self._channels:
             if channel.subscription is not None:
                 await self._connection.end_interest(channel.subscription)
 
     async def close(self) -> None:
-        """Unsubscribe; what is on its way is dropped and will be delivered again."""
+        """Unsubscribe; messages on their way are dropped, and will be delivered again."""
         if self._on_lost in self._connection.lost_listeners:
             self._connection.lost_listeners.remove(self._on_lost)
             self._connection.refused_listeners.remove(self._on_refused)
@@ -215,7 +218,7 @@ class PullConsumer:
         self.forget()
 
     def forget(self) -> None:
-        """Void all requests: nothing is owed any more. Messages that they still bring are handed on."""
+        """Void all requests. Messages that still come for them are passed on."""
         for channel in self._channels:
             channel.owed = 0
         self.free = list(self._channels)
@@ -223,12 +226,12 @@ class PullConsumer:
 
     @property
     def is_silent(self) -> bool:
-        """Whether an answer is owed for too long: the consumer, or its server, is not there any more."""
+        """Whether an answer is overdue, so that the consumer, or its server, is probably gone."""
         since = self.loop.time() - SILENT_BEATS * self._heartbeat_s
         return any(channel.owed and channel.heard_at < since for channel in self._channels)
 
     def request(self, batch: int) -> None:
-        """Ask for up to `batch` messages, now or not at all; only while something is `free`.
+        """Ask for up to `batch` present messages; only while a channel is `free`.
 
         Raises: ConnectionLostError.
         """
@@ -236,7 +239,7 @@ class PullConsumer:
         self.probed += batch
 
     def wait_for(self, batch: int) -> None:
-        """Ask for up to `batch` messages as they come, for half a minute; only while something is `free`.
+        """Ask for up to `batch` messages as they come, for half a minute; only while a channel is `free`.
 
         Raises: ConnectionLostError.
         """
@@ -254,7 +257,7 @@ class PullConsumer:
         channel.heard_at = self.loop.time()
 
     def end_request(self, channel: _Channel, status: str, headers: bytes) -> None:
-        """End the newest request of a channel, as a status says: no more messages will come for it."""
+        """End the newest request of a channel after a status: no more messages will come for it."""
         if channel.owed:
             if channel.stands:
                 self.standing -= channel.owed
@@ -274,10 +277,10 @@ class PullConsumer:
         if error.subject == self._subject:
             self._refused = error
             self._on_lost()
-        return False  # who asks for work waits for no answer
+        return False  # a request for work has no waiting caller
 
     def require_right(self) -> None:
-        """Return if the consumer may be asked; to be called when it was lost.
+        """Check that this user may ask the consumer; to be called when it was lost.
 
         Raises: PermissionRefusedError.
         """

@@ -1,7 +1,7 @@
-"""Reading a consumer in windows: one request at a time, bounded in messages and in bytes.
+"""A reader of a consumer in windows: one request at a time, bounded in messages and in bytes.
 
-For readers that only ever want the next messages, in order, and acknowledge nothing. While they work on what they
-took, the server fills the next window. Who has to settle each message uses `pull.py`.
+For readers that only need the next messages, in order, and acknowledge nothing. While they work on one window, the
+server fills the next. Code that has to settle each message uses `pull.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobledger.ledger.nats.inbox import status_of
 from jobledger.ledger.nats.parser import Collector, Raw
 from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, SILENT_BEATS, header_text
 
-_BYTES: Final = 8 << 20  # of a request: what is read ahead of the reader at the most, if no message is larger
+_BYTES: Final = 8 << 20  # bytes of a request, and the most that is read ahead, if no message is larger
 _TAKEN_MAX: Final = 512
 #: Messages of the first request, and by how much each one after it grows: some readers want only what comes first.
 _FIRST: Final = 256
@@ -33,9 +33,9 @@ _COMPLETE: Final = "batch completed"
 
 
 class PullWindow(Collector):
-    """Asks one consumer for messages, and holds what came until it is taken.
+    """Asks one consumer for messages, and holds them until they are taken.
 
-    There is never more than one request, so what it is still owed can be counted exactly, as the server does it.
+    There is never more than one request, so its outstanding messages can be counted exactly, as the server does.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PullWindow(Collector):
     ) -> None:
         """`left`: how many messages the reader wants at the most; None: it reads for ever.
 
-        What it wants is stored already where that is a number: a consumer that sends none of it has lost some.
+        If `left` is a number, that many messages are stored already: a consumer that stops sending has lost some.
         """
         super().__init__()
         self._left = left
@@ -66,7 +66,7 @@ class PullWindow(Collector):
         self._held: list[Raw] = []  # messages that are counted, but not yet taken
         self._token = 0  # number of the newest request
         self._asked = 0  # messages that the newest request asked for
-        self._owed = 0  # the part of them that has not come
+        self._owed = 0  # the number of these that have not come
         self._owed_bytes = 0
         self._is_too_small = False  # the next message is larger than a whole window
         self._quiet_waits = 0  # waits of a heartbeat each; a living server sends one in each
@@ -81,7 +81,7 @@ class PullWindow(Collector):
         self._connection.refused_listeners.append(self._on_refused)
 
     async def close(self) -> None:
-        """Unsubscribe; what is on its way is dropped."""
+        """Unsubscribe; messages on their way are dropped."""
         if self._lose in self._connection.lost_listeners:
             self._connection.lost_listeners.remove(self._lose)
             self._connection.refused_listeners.remove(self._on_refused)
@@ -125,7 +125,7 @@ class PullWindow(Collector):
             await asyncio.sleep(0)
 
     def _count(self) -> bool:
-        """Move what came to what is held; return whether there is something."""
+        """Count received messages, and hold them; return whether there are any."""
         if not self.messages or self.is_lost:
             return False
         self._held, self.messages = self.messages, []
@@ -133,12 +133,12 @@ class PullWindow(Collector):
         self._owed -= len(self._held)
         if self._left is not None:
             self._left -= len(self._held)
-        # Some servers say nothing when all bytes are used up: only this count shows it.
+        # Some servers send no status when all bytes are used up: only this count shows it.
         self._owed_bytes -= sum(map(_WIRE_BYTES, self._held))
         return True
 
     def _ask(self) -> bool:
-        """Ask for more if nothing is owed any more; return whether a request was sent.
+        """Ask for more if no message is outstanding; return whether a request was sent.
 
         Raises: ConnectionLostError.
         """
@@ -162,24 +162,24 @@ class PullWindow(Collector):
         return True
 
     def _size(self) -> int:
-        """Return how many messages to ask for: no more than the reader wants, and one where a window is too small."""
+        """Return how many messages to ask for: no more than the reader wants, and one if a window is too small."""
         if self._is_too_small:
             return 1
         return self._batch if self._left is None else max(1, min(self._batch, self._left))
 
     def arrived(self) -> None:
-        """Wake who waits for the first message."""
+        """Wake the reader that waits for the first message."""
         self._woken.set()
 
     def heard(self, subject: bytes, data: bytes, headers: bytes) -> None:  # noqa: ARG002 - the collector's
-        """Take what the server says of a request: that it lives, or why it has ended."""
+        """Take the server's status of a request: it is alive, or the reason of its end."""
         status = status_of(headers)
         self._quiet_waits = 0
         if not status:
             return
         if status == "100":
             if self._left is not None and not (self._held or self.messages):
-                self._lose()  # what it has to send was purged, or its replica lags: a new consumer is needed
+                self._lose()  # its messages were purged, or its replica lags: a new consumer is needed
             return
         text = header_text(headers) if status == "409" else ""
         if status in {"404", "408"} or _TOO_LARGE in text or _COMPLETE in text:
@@ -189,9 +189,9 @@ class PullWindow(Collector):
 
     def _end_request(self, subject: bytes, *, is_too_large: bool) -> None:
         if subject != f"{self._prefix}{self._token}".encode():
-            return  # of an earlier one, which was counted to its end
+            return  # of an earlier request, which was counted to its end
         self._is_too_small = is_too_large and self._owed == self._asked and not self.messages
-        # What came of it and is not counted yet must not be missing from the next request.
+        # Received messages that are not counted yet must be counted before the next request.
         self._owed = len(self.messages)
         self._owed_bytes = sum(map(_WIRE_BYTES, self.messages))
         self._woken.set()

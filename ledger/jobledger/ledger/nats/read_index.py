@@ -1,9 +1,9 @@
-"""How new a read of a ledger with replicas must be: as new as its leader, with the proof that it leads.
+"""The index that a read of a ledger with replicas must reach: that of its leader, with the proof that it leads.
 
 A direct get is answered by any replica, and one that lags is older than what was just acknowledged. The leader itself
 may be cut off from the others, and then gives old answers for up to 20 s (measured with nats-server 2.15.1). But
-`STREAM.INFO` says when the leader last heard of each replica: one that heard of a majority within 2 s has no rival, for
-others begin an election after 4 s at the earliest.
+`STREAM.INFO` says when the leader last heard of each replica: one that heard of a majority within 2 s is the only
+leader, since others begin an election after 4 s at the earliest.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _PAUSE_MAX_S: Final = 0.05
 
 
 class LeaderEnd(NamedTuple):
-    """Where a stream ended for its leader, at a moment at which no other server led it."""
+    """The end of a stream for its leader, at a moment at which no other server led it."""
 
     leader: str
     last_sequence: int
 
 
 class ReadIndex:
-    """Says how new the reads of one stream must be; callers in one turn of the loop share a request."""
+    """Tells which index reads of one stream must reach; callers in one turn of the loop share a request."""
 
     def __init__(self, inbox: Inbox, stream: str, *, limit_s: float) -> None:
-        """`limit_s`: how long to ask again while nobody proves that it leads."""
+        """`limit_s`: how long to repeat the request while no server proves that it leads."""
         self._inbox = inbox
         self._use = ServerUse(inbox.connection, "showed no leader of the ledger")
         self._stream = stream
@@ -47,16 +47,16 @@ class ReadIndex:
         self._asking: asyncio.Task[LeaderEnd] | None = None
 
     async def end(self) -> LeaderEnd:
-        """Return where the stream ends, at a moment that is not before this call. Raises: UnreachableError."""
+        """Return where the stream ends, at a moment after the beginning of this call. Raises: UnreachableError."""
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(_seen)  # its askers may all have left
+            self._asking.add_done_callback(_seen)  # all its callers may have left
         return await asyncio.shield(self._asking)
 
     async def newest(self, subject: str) -> int:
         """Return the sequence of the newest message of a subject or filter, proven; 0 for none. Raises: UnreachableError.
 
-        The server that leads before the question leads after it, too, so it was the one that answered.
+        If the server that led before the request leads after it, too, it was the one that answered.
         """
 
         async def look() -> int | None:
@@ -105,7 +105,7 @@ class ReadIndex:
         return await self._patiently(look)
 
     async def _patiently(self, look: Callable[[], Awaitable[T | None]]) -> T:
-        """Return what a look finds; while servers elect a leader, or one is cut off, look again."""
+        """Return the result of a look; while servers elect a leader, or one is cut off, repeat it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limit_s
         while True:

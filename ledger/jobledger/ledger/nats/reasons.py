@@ -1,4 +1,4 @@
-"""Why a server could not be connected to, in our words: what happened, at which server, what to do."""
+"""The reason of a failed connection in our words: what happened, at which server, what to do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import nats.errors
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.access import Access, named
 
-#: How much a failure says: a server that `refused` is there, a `silent` one may be, and nobody is there when `away`.
+#: Kinds of failures: a server that `refused` exists, a `silent` one may exist, and nobody is there when `away`.
 Kind = Literal["refused", "silent", "away"]
 _KINDS: Final[tuple[Kind, ...]] = ("refused", "silent", "away")
 
-#: OpenSSL's numbers of what is wrong with a certificate.
+#: OpenSSL's numbers of errors of a certificate.
 _NOT_YET: Final = 9
 _EXPIRED: Final = 10
 _REVOKED: Final = 23
@@ -24,7 +24,7 @@ _OTHER_NAME: Final = (62, 64)
 
 
 class ConnectFailedError(nats.errors.Error):
-    """One attempt at one server failed; an error of nats-py's kind, so that nats-py goes on with the next server."""
+    """One attempt at one server failed; a subclass of nats-py's error, so that nats-py goes on with the next server."""
 
     def __init__(self, sentence: str, kind: Kind = "refused") -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class ConnectFailedError(nats.errors.Error):
 
 
 def most_telling(failures: list[ConnectFailedError]) -> ConnectFailedError | None:
-    """Return the failure that a person can do most about; the first of them."""
+    """Return the failure that helps a person most; of equal ones the first."""
     return min(failures, key=lambda each: _KINDS.index(each.kind), default=None)
 
 
@@ -81,8 +81,8 @@ def _without_tls(error: Exception, server: str, text: str) -> ConnectFailedError
 
 
 def refused_login(server: str, access: Access) -> str:
-    """Return what to say of a server that does not let us in."""
-    with contextlib.suppress(ConfigurationError):  # a file that is gone was told before
+    """Return the sentence on a server that refuses our login."""
+    with contextlib.suppress(ConfigurationError):  # a missing file was reported before
         ended = access.signer().expired_at if access.creds else None
         if ended is not None:
             return f"{server} refused the credentials: those in {access.told()} expired at {ended:%Y-%m-%d %H:%M} UTC"
@@ -91,7 +91,7 @@ def refused_login(server: str, access: Access) -> str:
 
 
 def _certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
-    """Return what is wrong with a server's certificate, after "nats://host:port "."""
+    """Return the fault of a server's certificate, as the words after "nats://host:port "."""
     code = error.verify_code
     if code == _EXPIRED:
         return "shows a certificate that has expired: renew it on the server"
@@ -105,9 +105,9 @@ def _certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
 
 
 def check_tls(server: str, access: Access, info: dict[str, Any], *, wanted: bool, given: bool) -> None:
-    """Refuse a server that offers less or asks for more than was agreed, before anything is sent to it.
+    """Refuse a server whose TLS does not fit our settings, before anything is sent to it.
 
-    `wanted`: TLS was asked for; `given`: the application brought a context of its own, which may hold a certificate.
+    `wanted`: TLS was asked for; `given`: the application passed a context of its own, which may hold a certificate.
 
     Raises: ConnectFailedError.
     """

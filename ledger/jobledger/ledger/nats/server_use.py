@@ -1,4 +1,4 @@
-"""Whether the server that this process is connected to is of use: if cut off from the others, it only answers pings."""
+"""The check that the connected server is of use: a server that is cut off from the others only answers pings."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Final
 
 from jobledger.ledger.nats.connection import Connection
 
-#: A server that serves nothing for so long is left for another one. Above what elections take, 4 to 8 s.
+#: A server that serves nothing for this time is left for another one. Longer than elections take, 4 to 8 s.
 LEFT_AFTER_S: Final = 8.0
-#: The same where a leader answers that cannot prove that it leads: the others have begun to elect one after 4 s.
+#: The same for a leader that cannot prove that it leads: the others begin an election after 4 s.
 _UNPROVEN_S: Final = 4.0
-#: Clients do not leave all at once.
+#: The spread of this time, so that clients do not leave all at once.
 MORE_S: Final = 1.0
-#: A request without an answer is repeated each 1.5 s: a server that nobody tried lately is not left.
+#: An unanswered request is repeated each 1.5 s: a server is left only if it was tried within this time.
 _TRIED_S: Final = 3.0
 
 
 class ServerUse:
-    """A watch that leaves a server of a cluster which fails at one thing, though it is asked repeatedly."""
+    """A watch that leaves a server of a cluster if one kind of request fails there repeatedly."""
 
     def __init__(self, connection: Connection, fault: str) -> None:
-        """`fault`: what the server then did, for the log, as "took no write"."""
+        """`fault`: the failure, for the log, such as "took no write"."""
         self._fault = fault
         self._connection = connection
         self._loop = connection.loop
         self._leaving: asyncio.TimerHandle | None = None
-        self.is_doubted = False  #: it did not do it lately
+        self.is_doubted = False  #: True: the newest request failed
         self._noted_at = 0.0  # when it was last seen to be of no use
         connection.lost_listeners.append(self.is_useful)
 
     def is_useless(self) -> None:
-        """Note that the server did not do it."""
+        """Record that the server did not serve a request."""
         self._note(LEFT_AFTER_S)
 
     def is_unproven(self) -> None:
-        """Note that a leader answered which cannot have heard of the others lately."""
+        """Record an answer of a leader that cannot have heard of the others lately."""
         self._note(_UNPROVEN_S)
 
     def is_useful(self) -> None:
-        """Note that the server did it, or that there is another one."""
+        """Record that the server served a request, or that it is another one."""
         self.is_doubted = False
         if self._leaving is not None:
             self._leaving.cancel()

@@ -1,7 +1,7 @@
-"""Snapshots of streams, as the server makes them: written to a file in chunks, and brought back from it.
+"""Snapshots of streams, made by the server: written to a file in chunks, and restored from it.
 
 The server sends the next chunks once earlier ones are acknowledged, so that memory is bounded on both sides, and takes
-appends meanwhile. What a chunk holds is the server's own form. Which streams, in which order, is the caller's business.
+appends meanwhile. The content of chunks has the server's own form. The caller chooses the streams and their order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from jobledger.ledger.nats.streams import RESTORE_MARK
 
 _CHUNK_BYTES: Final = 128 << 10
 _SILENT_S: Final = 60.0  #: how long the server may be silent between two chunks
-_LAST_S: Final = 600.0  #: how long it may take to read a stream that it was sent as a whole
+_LAST_S: Final = 600.0  #: how long the server may take to read a stream after its last chunk
 _DONE: Final = ("", "204")
 _LOST: Final = "the connection was lost while the server was asked: try again"
 
-#: What of a chunk came: data, and where to acknowledge it; or the status that ends a snapshot; or an error.
+#: A received chunk: data, and the subject for its ack; or the status that ends a snapshot; or an error.
 _Chunk = tuple[bytes, str, str]
 
 
@@ -44,12 +44,12 @@ async def write_snapshot(
     stream: str,
     write: Callable[[bytes], object],
 ) -> api.SnapshotBegun:
-    """Write a stream, as it is at some moment from now on, and return its settings and what it held at least.
+    """Write a stream, in its state at some moment from now on, and return its settings and the least that it held.
 
-    Its consumers are left out: their positions may be newer than the messages, and then they would skip some.
+    Without its consumers, whose positions may be newer than the messages, so that they would skip some.
     `write` is called with each part of the snapshot, in a thread.
 
-    Raises: MissingError, ServerUnreachableError, LedgerError where the server gave up, OSError.
+    Raises: MissingError, ServerUnreachableError, LedgerError if the server gave up, OSError.
     """
     connection = inbox.connection
     chunks: asyncio.Queue[_Chunk | None] = (
@@ -108,30 +108,30 @@ async def restore_snapshot(
     config: dict[str, Any],
     state: dict[str, Any],
 ) -> None:
-    """Make a stream from a file that `write_snapshot` wrote, with these settings.
+    """Create a stream from a file of `write_snapshot`, with these settings.
 
-    Where it fails half-way there is no such stream. Raises: TakenError where there is one; LedgerFullError,
+    After a failure half-way there is no such stream. Raises: TakenError if it exists; LedgerFullError,
     ServerUnreachableError, LedgerError, OSError.
     """
     to = await api.begin_restore(inbox, stream, config, state)
     while data := await anyio.to_thread.run_sync(file.read, _CHUNK_BYTES):
-        # The server answers each chunk once it has written it, with nothing, or why it gave up.
+        # The server answers each chunk once it has written it: with nothing, or with the reason why it gave up.
         answer = await _send(inbox, to, data, _SILENT_S)
         if answer:
             api.end_of_restore(stream, answer)
     api.end_of_restore(stream, await _send(inbox, to, b"", _LAST_S))
 
 
-# What of a ledger takes events while it is brought back: only what says so. No job can be added or claimed.
+# During a restore a ledger takes only the record of that restore and events of queues: no job is added or claimed.
 
 
 def closed_subjects(names: Names) -> list[str]:
-    """Return the subjects of a ledger that is being brought back: `connect` refuses such a ledger."""
+    """Return the subjects of a ledger during a restore; `connect` refuses such a ledger."""
     return [QUEUE.everything(names), REACTOR.chain(names, RESTORE)]
 
 
 def is_closed(names: Names, info: StreamInfo) -> bool:
-    """Return whether a ledger's stream is one that a restore left unfinished."""
+    """Return whether a ledger's stream comes from an unfinished restore."""
     return sorted(info.config.get("subjects") or ()) == sorted(closed_subjects(names))
 
 
@@ -143,7 +143,7 @@ def marked(config: dict[str, Any], mark: str) -> dict[str, str]:
 
 
 async def require_mark(inbox: Inbox, names: Names, mark: str) -> dict[str, Any]:
-    """Return the settings of the ledger's stream if it is the one that this restore made.
+    """Return the settings of the ledger's stream if this restore created it.
 
     Raises: RefusedError, UnreachableError, LedgerError.
     """
@@ -156,27 +156,27 @@ async def require_mark(inbox: Inbox, names: Names, mark: str) -> dict[str, Any]:
 
 
 async def open_ledger(inbox: Inbox, names: Names, mark: str) -> None:
-    """Let a ledger that was brought back take every event. Raises: as `require_mark`."""
+    """Open a restored ledger for all events. Raises: as `require_mark`."""
     config = await require_mark(inbox, names, mark)
     opened = {**config, "subjects": [names.all_events], "metadata": marked(config, "")}
     await api.update_stream(inbox, names.ledger_stream, opened)
 
 
 async def delete_streams(inbox: Inbox, streams: Sequence[str]) -> None:
-    """Delete those of these streams that there are, in this order. Raises: ApiError, UnreachableError."""
+    """Delete those of these streams that exist, in this order. Raises: ApiError, UnreachableError."""
     for stream in streams:
         with contextlib.suppress(api.MissingError):
             await api.delete_stream(inbox, stream)
 
 
 def begun_at(config: dict[str, Any], stream_sequence: int) -> dict[str, Any]:
-    """Return the settings of a consumer as one that begins at a stream sequence."""
+    """Return the settings of a consumer, with a beginning at a stream sequence."""
     kept = {key: value for key, value in config.items() if key != "opt_start_time"}
     return {**kept, "deliver_policy": "by_start_sequence", "opt_start_seq": max(1, stream_sequence)}
 
 
 async def make_consumer_again(inbox: Inbox, stream: str, config: dict[str, Any], after: int) -> None:
-    """Make a durable consumer that is given what comes after a stream sequence; one that is there stays as it is.
+    """Create a durable consumer that begins after a stream sequence; an existing one does not change.
 
     Raises: LedgerError, UnreachableError.
     """

@@ -1,7 +1,8 @@
-"""What the bucket of large inputs holds, for whoever deletes what nothing names.
+"""The content of the bucket of large inputs, for code that deletes values that no event names.
 
-A value is an info, which names it, and chunks at a place that the info tells. Each value that is stored again has another
-place, so chunks that no info names are what is left of a value that was replaced, or never stored whole. Source: ADR 069.
+A value consists of an info, which has its name, and of chunks at a place that the info names. A value that is stored
+again has another place, so chunks that no info names belong to a value that was replaced, or never stored whole.
+Source: ADR 069.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PAGES_MAX: Final = 10_000  # of 100,000 subjects each
 
 
 class _Info(msgspec.Struct, frozen=True):
-    """What is read of an info."""
+    """The fields that are read of an info."""
 
     name: str
     nuid: str = ""
@@ -35,25 +36,25 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 class StoredValue(NamedTuple):
-    """A value as its info tells."""
+    """A value, from its info."""
 
-    name: str  #: the sha256 of its text; whatever else somebody stored has another name
+    name: str  #: the sha256 of its text; any foreign object has another name
     sequence: int  #: of the info, in the stream of the bucket
     written_at: datetime  #: when the info was written, or the value marked, by the server's clock
     place: str  #: where its chunks lie
     size_bytes: int
-    is_marked: bool  #: as one that nothing names
-    is_removed: bool  #: somebody let go of it, and only its info is left
+    is_marked: bool  #: True: marked because no event names it
+    is_removed: bool  #: True: the value was removed, and only its info is left
     info: bytes
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is named as a large value is."""
+        """Whether its name has the form of a large value's."""
         return is_digest(self.name)
 
 
 class StoredValues:
-    """The values in the bucket of large inputs; no method waits longer than a request does."""
+    """The values in the bucket of large inputs; no method waits longer than one request."""
 
     def __init__(self, inbox: Inbox, names: Names, inputs: Payloads) -> None:
         self._inbox = inbox
@@ -63,9 +64,9 @@ class StoredValues:
         self._chunks = f"$O.{names.payloads_bucket}.C."
 
     async def all(self) -> AsyncGenerator[StoredValue, None]:
-        """Yield each value, the one that was written longest ago first; one that is written meanwhile once more.
+        """Yield each value, the oldest write first; a value that is written meanwhile comes once more.
 
-        Raises: UnreachableError, LedgerError for what is no info.
+        Raises: UnreachableError, LedgerError for a message that is no info.
         """
         sequence = 1
         while True:
@@ -101,7 +102,7 @@ class StoredValues:
         return self._infos + base64.urlsafe_b64encode(name.encode()).decode()
 
     async def mark(self, value: StoredValue, *, is_unnamed: bool) -> bool:
-        """Mark a value, or take its mark away; return whether that was done: see `ObjectBucket.mark`."""
+        """Mark a value, or remove its mark; return whether that was done: see `ObjectBucket.mark`."""
         what = f"mark of payload {value.name[:12]}..."
         return await self._inputs.mark(
             value.name, value.info, behind=value.sequence, is_unnamed=is_unnamed, what=what
@@ -110,7 +111,7 @@ class StoredValues:
     async def delete(self, value: StoredValue) -> bool:
         """Delete the info of a value; return whether that was done: not if somebody wrote it meanwhile.
 
-        Its chunks are left, at a place that no info names. Raises: UnreachableError, LedgerError.
+        Its chunks stay, at a place that no info names any more. Raises: UnreachableError, LedgerError.
         """
         before = value.sequence + 1
         return bool(
@@ -120,7 +121,7 @@ class StoredValues:
         )
 
     async def places(self) -> AsyncGenerator[list[str], None]:
-        """Yield the places where chunks lie, many at a time; one that is new may be missing.
+        """Yield the places of chunks, many at a time; a new place may be missing.
 
         Raises: UnreachableError, LedgerError.
         """
@@ -136,12 +137,12 @@ class StoredValues:
             yield [subject.removeprefix(self._chunks) for subject in page]
 
     async def chunks_stored_at(self, place: str) -> datetime | None:
-        """Return when the newest chunk at a place was stored; None where there is none. Raises: UnreachableError."""
+        """Return when the newest chunk at a place was stored; None without chunks. Raises: UnreachableError."""
         request = {"last_by_subj": self._chunks + place}
         found = await api.get_message(self._inbox, self._stream, request)
         return None if found is None else server_time(found.time)
 
     async def delete_chunks(self, place: str) -> None:
-        """Delete what lies at a place. Raises: UnreachableError, LedgerError."""
+        """Delete the chunks at a place. Raises: UnreachableError, LedgerError."""
         assert is_token(place), "a wildcard would delete the chunks of every value"
         await api.purge_subject(self._inbox, self._stream, self._chunks + place)

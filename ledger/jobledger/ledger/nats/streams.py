@@ -1,4 +1,4 @@
-"""The streams and buckets of one environment: made where missing, checked where they exist, never changed."""
+"""The streams and buckets of one environment: missing ones are created, existing ones checked, and none is changed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FORM_MARK: Final = "jobledger_form"
 _FORM_DIGITS_MAX: Final = 9
 _FORM_TRIES_MAX: Final = 5
 _SAID_MAX: Final = 40
-#: In the metadata of a ledger that is being brought back: which restore does so.
+#: Key in the metadata of a ledger during a restore: names the restore.
 RESTORE_MARK: Final = "jobledger_restore"
 _DUPLICATE_WINDOW_S: Final = 120.0
 #: Each queue has three consumers. A stream without a limit of its own gets the server's `default_max_consumers`, 1,000.
 _CONSUMERS_MAX: Final = 10_000
-#: Where the server says that a consumer gave a message up.
+#: The subject of the server's advisories that a consumer gave a message up.
 _ADVISORIES: Final = "$JS.EVENT.ADVISORY.CONSUMER"
 _GIVEN_UP: Final = ("MAX_DELIVERIES", "MSG_TERMINATED")
 _ADVISORIES_SHARE: Final = 64  # of the ledger's size
@@ -52,11 +52,11 @@ RESULTS_LIFE_S: Final = 7 * 24 * 3600.0
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream: how it is made, and which of its settings no guarantee can do without."""
+    """One stream: its settings, and those among them that guarantees need."""
 
     name: str
     config: dict[str, Any]
-    required: tuple[str, ...]  #: settings that must be as in `config` when the stream exists already
+    required: tuple[str, ...]  #: settings that must be as in `config` if the stream exists already
 
 
 def specifications(names: Names, *, ledger_bytes_max: int, lease_s: float, replicas: int) -> list[StreamSpec]:
@@ -116,9 +116,9 @@ def timers_specification(names: Names, replicas: int) -> StreamSpec:
             "subjects": [names.all_timers],
             "retention": "workqueue",
             "storage": "file",
-            # The server allows no `discard: new` with schedules, and `old` forgets timers when a limit is reached: so the
-            # stream has no limit of size. A timer is smaller than the event that set it, and gone once it has fired and
-            # was heard.
+            # The server allows no `discard: new` with schedules, and `old` forgets timers when a limit is reached: so
+            # the stream has no limit of size. A timer is smaller than the event that set it, and gone once it has
+            # fired and was handled.
             "discard": "old",
             "no_ack": False,
             "max_age": 0,
@@ -146,7 +146,7 @@ def timers_specification(names: Names, replicas: int) -> StreamSpec:
 
 
 def advisories_specification(names: Names, ledger_bytes_max: int, replicas: int) -> StreamSpec:
-    """Return the stream that keeps what the server says of dispatches it gave up; lost ones the reconciler finds."""
+    """Return the stream of the server's advisories on dispatches that it gave up; the reconciler finds lost ones."""
     return StreamSpec(
         name=names.advisories_stream,
         config={
@@ -164,7 +164,7 @@ def advisories_specification(names: Names, ledger_bytes_max: int, replicas: int)
 
 
 def _dead_letters(names: Names, ledger_bytes_max: int, replicas: int) -> StreamSpec:
-    """A copy of every dead letter for who wants to be alerted; the truth stays in the ledger."""
+    """Return the stream with a copy of every dead letter, for alerts; the ledger itself decides."""
     return StreamSpec(
         name=names.dlq_stream,
         config={
@@ -205,7 +205,7 @@ def _workers(names: Names, lease_s: float, replicas: int) -> StreamSpec:
 def bucket_specification(
     name: str, subjects: str, *, entries_max: int, entry_bytes_max: int, replicas: int, life_s: float = 0.0
 ) -> StreamSpec:
-    """Return the settings of a bucket that its first user makes. It keeps each key's newest entry, for `life_s` if given."""
+    """Return the settings of a bucket that its first user creates. It keeps each key's newest entry (for `life_s`)."""
     return StreamSpec(
         name=name,
         config={
@@ -226,7 +226,7 @@ def bucket_specification(
 
 
 def keys_specification(names: Names, replicas: int) -> StreamSpec:
-    """Return the bucket of owners' keys; whoever makes the first key makes it.
+    """Return the bucket of owners' keys; the process that makes the first key creates it.
 
     Messages may be deleted, since only a deletion overwrites the bytes on the disk. An owner may have two messages,
     because a new one is written before the old one is deleted.
@@ -245,15 +245,15 @@ def keys_specification(names: Names, replicas: int) -> StreamSpec:
 
 
 def tables_specification(names: Names, *, bytes_max: int, life_s: float, replicas: int) -> StreamSpec:
-    """Return the object store of tables; the first worker that stores one makes it, so that others need none."""
+    """Return the object store of tables; the first worker that stores one creates it, so that others need none."""
     spec = _objects(names.tables_bucket, life_s, replicas)
     return msgspec.structs.replace(spec, config={**spec.config, "max_bytes": bytes_max})
 
 
 def bodies_specification(names: Names, *, ledger_bytes_max: int, replicas: int) -> StreamSpec:
-    """Return the object store of bodies of webhooks, each of which says how long it is kept.
+    """Return the object store of bodies of webhooks, each of which has its own time to be kept.
 
-    Where it is full the oldest go: no webhook is refused because earlier ones are kept.
+    When it is full, the oldest bodies go, so that no webhook is refused because of earlier ones.
     """
     spec = _objects(names.bodies_bucket, 0.0, replicas)
     bytes_max = max(_BODIES_BYTES_MIN, ledger_bytes_max // _BODIES_SHARE)
@@ -279,7 +279,7 @@ def _objects(bucket: str, life_s: float, replicas: int) -> StreamSpec:
 
 
 async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
-    """Make what is missing and check what exists.
+    """Create missing streams and check existing ones.
 
     Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), ServerUnreachableError.
     """
@@ -288,7 +288,7 @@ async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 
 
 async def ensure_stream(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
-    """Make a stream where it is missing, and return it as it is. Raises: as `ensure_streams`."""
+    """Create a stream if it is missing, and return it. Raises: as `ensure_streams`."""
     found = await find_stream(inbox, spec.name) or await _made(inbox, spec)
     check_settings(spec, found.config)
     return found
@@ -297,7 +297,7 @@ async def ensure_stream(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
 async def _made(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
     try:
         return await api.create_stream(inbox, spec.name, spec.config)
-    except api.TakenError:  # somebody else made it meanwhile
+    except api.TakenError:  # another process created it meanwhile
         return await api.stream_info(inbox, spec.name)
     except api.ApiError as error:
         if error.number not in api.TOO_FEW_SERVERS:
@@ -313,9 +313,9 @@ def _too_few_servers(stream: str, replicas: int) -> str:
 
 
 async def give_replicas(inbox: Inbox, stream: str, replicas: int) -> StreamInfo:
-    """Tell the cluster how many replicas a stream has, and return it as it was then; its servers copy it afterwards.
+    """Set the number of a stream's replicas, and return the stream at that moment; its servers copy it afterwards.
 
-    Raises: RefusedError where too few servers answer; ApiError, JetStreamDisabledError, UnreachableError.
+    Raises: RefusedError if too few servers answer; ApiError, JetStreamDisabledError, UnreachableError.
     """
     info = await api.stream_info(inbox, stream)
     if info.config.get("num_replicas", 1) == replicas:
@@ -331,7 +331,7 @@ async def give_replicas(inbox: Inbox, stream: str, replicas: int) -> StreamInfo:
 async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> None:
     """Let a stream hold up to `bytes_max` bytes; no message is removed.
 
-    Raises: LedgerFullError where the server has no room for as many; ApiError, JetStreamDisabledError, UnreachableError.
+    Raises: LedgerFullError if the server has no room for that; ApiError, JetStreamDisabledError, UnreachableError.
     """
     info = await api.stream_info(inbox, stream)
     if info.config.get("max_bytes") != bytes_max:
@@ -339,7 +339,7 @@ async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> None:
 
 
 def form_in(config: Mapping[str, Any]) -> int:
-    """Return the form of the ledger whose stream has these settings; the first one where they say none.
+    """Return the form of the ledger whose stream has these settings; the first form if they name none.
 
     A value that is no number counts as form 1, which every program reads; `check_settings` refuses it at the next connect.
     """
@@ -356,7 +356,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def require_changes(inbox: Inbox, stream: str) -> None:
-    """Make sure that this user may change a stream's settings: write them as they are.
+    """Check that this user may change a stream's settings, by writing them unchanged.
 
     Raises: PermissionRefusedError; ApiError, JetStreamDisabledError, UnreachableError.
     """
@@ -364,12 +364,12 @@ async def require_changes(inbox: Inbox, stream: str) -> None:
 
 
 async def raise_form(inbox: Inbox, stream: str, form: int) -> None:
-    """Let events up to `form` be appended to a ledger; never takes that back.
+    """Raise the form of a ledger, so that events up to `form` may be appended; it is never lowered.
 
-    The server has no condition for a change of settings, so another one at this moment may write back the form that it
-    had read: it is looked at again.
+    The server has no conditional change of settings, so another process may write back the form that it had read: the
+    form is read again afterwards.
 
-    Raises: RefusedError where that happens all the time; ApiError, JetStreamDisabledError, UnreachableError.
+    Raises: RefusedError if that happens again and again; ApiError, JetStreamDisabledError, UnreachableError.
     """
     for _ in range(_FORM_TRIES_MAX):
         info = await api.stream_info(inbox, stream)
@@ -383,7 +383,7 @@ async def raise_form(inbox: Inbox, stream: str, form: int) -> None:
 
 
 async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
-    """Check what exists, and make nothing.
+    """Check the existing streams, and create none.
 
     Raises: StreamMismatchError, JetStreamDisabledError, ServerUnreachableError.
     """
@@ -395,9 +395,9 @@ async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 async def _find_streams(
     inbox: Inbox, specs: list[StreamSpec]
 ) -> AsyncIterator[tuple[StreamSpec, StreamInfo | None]]:
-    """Yield each stream as it is, None for one that is missing; the server is asked for all at once.
+    """Yield each stream, None for a missing one; all are requested at once.
 
-    Raises: as `find_stream`, when the stream's turn comes.
+    Raises: as `find_stream`, in the turn of the stream.
     """
     looks = (find_stream(inbox, spec.name) for spec in specs)
     answers = await asyncio.gather(*looks, return_exceptions=True)
@@ -408,7 +408,7 @@ async def _find_streams(
 
 
 async def require_ledger(inbox: Inbox, names: Names, url: str) -> None:
-    """Make sure that there is a ledger; `url`, without a password, is where it was looked for.
+    """Check that there is a ledger; `url`, without a password, is the address in the error.
 
     Raises: LedgerNotFoundError, JetStreamDisabledError, ServerUnreachableError.
     """
@@ -417,13 +417,13 @@ async def require_ledger(inbox: Inbox, names: Names, url: str) -> None:
 
 
 def deleted_ledger(connection: Connection, stream: str) -> LedgerNotFoundError:
-    """Return the error of a ledger that was there when this connection was made."""
+    """Return the error for a ledger that was deleted after this connection was made."""
     gone = "somebody deleted it after this program connected; bring it back from a back-up or an export"
     return LedgerNotFoundError(connection.shown_server, environment_of(stream) or "", [], gone)
 
 
 async def _environments(inbox: Inbox) -> list[str]:
-    """Return the environments that have a ledger in this account, [] where the user may not see that."""
+    """Return the environments that have a ledger in this account, [] if the user may not see them."""
     try:
         streams = await api.stream_names(inbox, names_max=_NAMES_MAX)
     except LedgerError:  # only the advice lacks them
@@ -432,7 +432,7 @@ async def _environments(inbox: Inbox) -> list[str]:
 
 
 async def find_stream(inbox: Inbox, name: str, *, subjects: str | None = None) -> StreamInfo | None:
-    """Return a stream as it is now, None where there is none of that name.
+    """Return a stream in its present state, None if there is none of that name.
 
     `subjects`: a filter; the answer then counts the messages of each subject that fits.
 
@@ -445,7 +445,7 @@ async def find_stream(inbox: Inbox, name: str, *, subjects: str | None = None) -
 
 
 async def subject_at(inbox: Inbox, stream: str, stream_sequence: int) -> str | None:
-    """Return the subject of a message as the stream's leader has it, None where it has no such message.
+    """Return the subject of a message from the stream's leader, None if it has no such message.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
@@ -454,7 +454,7 @@ async def subject_at(inbox: Inbox, stream: str, stream_sequence: int) -> str | N
 
 
 async def newest_at(inbox: Inbox, stream: str, subject: str) -> int:
-    """Return the sequence of the newest message of a subject, or of a filter, as the stream's leader has it; 0 for none.
+    """Return the sequence of the newest message of a subject, or of a filter, from the stream's leader; 0 for none.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
@@ -463,7 +463,7 @@ async def newest_at(inbox: Inbox, stream: str, subject: str) -> int:
 
 
 async def account_usage(inbox: Inbox) -> AccountInfo:
-    """Return what the account has stored, and its limit.
+    """Return the account's use of storage, and its limit.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
@@ -471,7 +471,7 @@ async def account_usage(inbox: Inbox) -> AccountInfo:
 
 
 def check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
-    """Compare what is with what must be.
+    """Compare the present settings with the required ones.
 
     Raises: StreamMismatchError.
     """
@@ -495,7 +495,7 @@ def check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A setting left out means its zero."""
+    """Return a setting, a missing one as its zero."""
     if isinstance(value, list):
         return sorted(cast("list[str]", value))
     return value or 0

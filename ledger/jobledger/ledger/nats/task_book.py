@@ -1,7 +1,7 @@
-"""The bucket TASKS: what each task is that a worker ever had, as the last worker that started with it says.
+"""The bucket TASKS: a description of each task, from the last worker that started with it.
 
-A key per task name. Which living workers have a task is in their leases, so nothing here has to be taken back when
-a worker is gone. No decision about a job rests on this bucket: it is for people who ask what a task is.
+A key per task name. The leases of living workers name their tasks, so nothing here has to be removed when a worker is
+gone. No decision about a job depends on this bucket: it is for people who want to know a task.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ _ENTRY_BYTES_MAX: Final = 64 << 10
 
 
 class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a task."""
+    """The description of a task."""
 
     name: str
-    queue: str  #: where its jobs go unless their enqueuer says otherwise
+    queue: str  #: queue of its jobs, unless their enqueuer names another
     text: str  #: the docstring of its function, "" without
-    input: Any  #: JSON Schema of its input; True, which lets anything through, where that is not known
-    worker: str  #: the worker that said so
+    input: Any  #: JSON Schema of its input; True, which lets anything through, if it is not known
+    worker: str  #: the worker that announced it
     announced_at: datetime  #: by that worker's clock
     #: Of a workflow: the versions of it that the worker has, "" for one without; None: it is no workflow.
     versions: tuple[str, ...] | None = None
-    #: JSON of `additions.announced.EnqueueDefaults`: what its jobs are enqueued with; absent where a worker did not say that.
+    #: JSON of `additions.announced.EnqueueDefaults`, the options of its jobs; absent if the worker did not announce
+    #: them.
     enqueued: msgspec.Raw = NO_VALUE
     signals: dict[
         str, Any
@@ -45,7 +46,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def tasks_specification(names: Names, replicas: int) -> StreamSpec:
-    """Return the bucket; workers make it, so nobody else needs the right to."""
+    """Return the bucket; workers create it, so nobody else needs the right to do so."""
     return bucket_specification(
         _stream(names),
         _subject(names, ">"),
@@ -56,10 +57,10 @@ def tasks_specification(names: Names, replicas: int) -> StreamSpec:
 
 
 async def write_tasks(inbox: Inbox, names: Names, entries: list[TaskEntry], *, replicas: int) -> None:
-    """Store entries, over those that their tasks have; make the bucket where it is missing.
+    """Store entries in the place of earlier ones; create the bucket if it is missing.
 
     Raises: ServerUnreachableError, ReplyTimeoutError, JetStreamDisabledError; PermissionRefusedError,
-        StreamMismatchError, LedgerFullError, LedgerError for what another try would not mend.
+        StreamMismatchError, LedgerFullError, LedgerError for errors that another try would not mend.
     """
     await ensure_streams(inbox, [tasks_specification(names, replicas)])
     for entry in entries:
@@ -72,14 +73,14 @@ async def write_tasks(inbox: Inbox, names: Names, entries: list[TaskEntry], *, r
 
 
 def _fitting(entry: TaskEntry) -> TaskEntry:
-    """Return an entry that the bucket takes: without what makes it too large."""
+    """Return an entry that fits into the bucket, without the parts that make it too large."""
     if len(msgspec.json.encode(entry)) <= _ENTRY_BYTES_MAX:
         return entry
     return msgspec.structs.replace(entry, text="", input=True, signals={})
 
 
 async def find_task(inbox: Inbox, names: Names, task: str) -> TaskEntry | None:
-    """Return what the last worker said of a task, None where none did or a newer version did.
+    """Return the newest announcement of a task; None without one, or if a newer version wrote it.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
@@ -91,7 +92,7 @@ async def find_task(inbox: Inbox, names: Names, task: str) -> TaskEntry | None:
 
 
 async def read_tasks(connection: Connection, inbox: Inbox, names: Names) -> list[TaskEntry]:
-    """Return what is known of every task, by name; nothing where no worker ever ran.
+    """Return the description of every task, by name; empty if no worker ever ran.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """

@@ -1,6 +1,6 @@
-"""The TIMERS stream of one environment: a message for each moment to come, fired by the server.
+"""The TIMERS stream of one environment: a message for each future moment, fired by the server.
 
-What a timer says is not known here: `timers` writes and reads the messages.
+The content of timers is not known here: `timers` writes and reads the messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ID_MICROSECONDS: Final = 20  # digits of an id up to the microseconds
 
 
 class TimerStream:
-    """Stores timers, and tells what is set."""
+    """Stores timers, and returns those that are set."""
 
     def __init__(
         self, connection: Connection, inbox: Inbox, names: Names, *, replicas: int, commit: Commit
@@ -40,7 +40,7 @@ class TimerStream:
         self._inbox = inbox
         self.names = names
         self._specification = timers_specification(names, replicas)
-        # Where each write is fsynced, many timers are stored in groups, as are the events that ask for them.
+        # If the server fsyncs each write, many timers are stored in groups, like the events that ask for them.
         self._writer = Writer(connection, commit=commit)
 
     async def ensure(self) -> str:
@@ -75,7 +75,7 @@ class TimerStream:
     async def store(self, entry: Entry) -> None:
         """Store one timer; another one under its subject is replaced.
 
-        Raises: ServerUnreachableError when there is no answer or no stream, AppendRefusedError.
+        Raises: ServerUnreachableError without an answer or a stream, AppendRefusedError.
         """
         answer: asyncio.Future[int] = self._connection.loop.create_future()
         await self._writer.open()
@@ -88,7 +88,7 @@ class TimerStream:
             raise ServerUnreachableError("the timers' stream gives no answer") from error
 
     async def remove_older_consumers(self, timers_id: str) -> int:
-        """Delete the consumers on the ledger that set timers in streams made before this one; return how many.
+        """Delete the consumers on the ledger that set timers in earlier TIMERS streams; return how many.
 
         Raises: JetStreamDisabledError, ServerUnreachableError.
         """
@@ -100,11 +100,11 @@ class TimerStream:
         return len(old)
 
     async def unset_events(self, timers_id: str) -> int | None:
-        """Return how many events' timers are still to be set; None when no worker ever set any."""
+        """Return how many events' timers are not set yet; None if no worker ever set any."""
         return await self._unsettled(self.names.ledger_stream, self.names.timers_consumer(timers_id))
 
     async def fired(self) -> int:
-        """Return how many timers fired that no worker has dealt with."""
+        """Return how many timers fired that no worker has handled."""
         unsettled = await self._unsettled(self.names.timers_stream, DUE_CONSUMER)
         if unsettled is not None:
             return unsettled

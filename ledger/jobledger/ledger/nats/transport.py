@@ -1,6 +1,6 @@
-"""nats-py's TCP transport with an end to every wait: a peer that is frozen, or breaks off TLS, holds nobody up.
+"""nats-py's TCP transport with a limit for every wait: a peer that is frozen, or breaks off TLS, blocks nobody.
 
-What comes is offered to a taker first, in the socket's own callback: only what it leaves waits for nats-py's reader.
+Received bytes go to a taker first, in the socket's own callback; only the rest waits for nats-py's reader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FAREWELL_S: Final = 0.5
 
 
 class _Reader(asyncio.StreamReader):
-    """The bytes that nobody took as they came, for who waits for them."""
+    """The received bytes that the taker left, for the reader that waits for them."""
 
     def __init__(self, limit: int, take: Callable[[bytes], bytes]) -> None:
         super().__init__(limit)
@@ -27,7 +27,7 @@ class _Reader(asyncio.StreamReader):
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         came = bytes(data)
-        rest = came if self._unread else self._take(came)  # nothing overtakes what is to be read
+        rest = came if self._unread else self._take(came)  # new bytes must not overtake unread ones
         if rest:
             self._unread += len(rest)
             super().feed_data(rest)
@@ -55,7 +55,7 @@ class Transport(TcpTransport):
     """One connection's bytes."""
 
     def __init__(self, take: Callable[[bytes], bytes] = bytes) -> None:
-        """`take` gets what comes, and returns what is left for nats-py's reader; it must not raise."""
+        """`take` gets the received bytes, and returns the rest for nats-py's reader; it must not raise."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._take = take
         self._aborted = False
@@ -75,7 +75,7 @@ class Transport(TcpTransport):
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
     ) -> None:
-        """Shake hands; a connection on which that failed is gone, and nobody is told of its end any more."""
+        """Shake hands; after a failure the connection is gone, and nobody is notified of its end."""
         assert self._io_writer is not None, "there is a connection already"
         loop = asyncio.get_running_loop()
         reader = _Reader(buffer_size, self._take)
@@ -86,7 +86,7 @@ class Transport(TcpTransport):
                 transport = await loop.start_tls(
                     self._io_writer.transport, protocol, ssl_context, server_hostname=host
                 )
-        except BaseException:  # cancelled, too: a half-done handshake leaves no usable connection
+        except BaseException:  # also when cancelled: a half-done handshake leaves no usable connection
             self.abort()
             raise
         assert transport is not None, "a handshake that did not fail"
@@ -95,13 +95,13 @@ class Transport(TcpTransport):
 
     @property
     def unsent_bytes(self) -> int:
-        """How much was written that the socket has not taken yet."""
+        """The number of written bytes that the socket has not taken yet."""
         return 0 if self._io_writer is None else self._io_writer.transport.get_write_buffer_size()
 
     async def readline(self) -> bytes:
         """Return a line of the handshake.
 
-        Raises: ConnectionResetError when the server closed instead of answering.
+        Raises: ConnectionResetError if the server closed instead of answering.
         """
         line: bytes = await super().readline()  # type: ignore[no-untyped-call]
         if not line:
@@ -109,7 +109,7 @@ class Transport(TcpTransport):
         return line
 
     async def wait_closed(self) -> None:
-        """Wait until what was written has left, or until a moment has passed."""
+        """Wait until the written bytes were sent, or for a short limit."""
         if self._aborted:
             return
         try:
@@ -119,7 +119,7 @@ class Transport(TcpTransport):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once; what has not left is dropped."""
+        """Close at once; bytes that were not sent are dropped."""
         self._aborted = True
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:

@@ -1,13 +1,14 @@
-"""Appends on their way to one stream: from the condition that is sent to the answer that comes, in one place.
+"""Appends on their way to one stream, from the condition to the answer, in one place.
 
 Many are on their way at once, and each has one entry here, `_Append`, until its answer comes, its time is up, or the
-connection breaks. nats-py's own asynchronous publish never answers when the server refuses, which a conditional append
-needs; here a refusal is an ordinary answer. `jetstream` decides what a missing one means.
+connection breaks. nats-py's own asynchronous publish never reports a refusal of the server, which a conditional append
+needs; here a refusal is an ordinary answer. `jetstream` decides what a missing answer means.
 
-Group commit: appends that arrive while two batches are in flight go out together as the next one. Where the server
-fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not, a batch costs more than
-its parts, so all but batches of callers go out one by one. The writer obeys its setting, else what the server says of its
-disk, else observations. No timer is involved: a lone append goes out at once and plainly. Source: ADR 005, ADR 066.
+Group commit: appends that arrive while two batches are in flight go out together as the next one. If the server fsyncs
+each write, a batch costs four fsyncs, so grouping multiplies the rate; if not, a batch costs more than its parts, so
+only the callers' own batches go out as such. The writer follows its setting, else the durability that the server
+announces, else observations. No timer is involved: a lone append goes out at once and plainly. Source: ADR 005, ADR
+066.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from jobledger.ledger.nats.server_use import ServerUse
 logger = logging.getLogger("jobledger.connection")
 
 Commit = Literal["auto", "group", "pipeline"]
-#: What is faster on a server whose durability is known.
+#: The faster way on a server whose durability is known.
 _FASTER: Final[Mapping[Durability | None, Commit]] = {"power": "group", "process": "pipeline", None: "auto"}
 
 REPLY_TIMEOUT_S: Final = 5.0
@@ -45,7 +46,7 @@ REPLY_TIMEOUT_S: Final = 5.0
 #: takes it within a second or two of its election.
 _CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
 _SWEEP_S: Final = 0.25
-#: Codes of a refusal by the condition; ADR 001 says when which of them comes.
+#: Codes of a refusal by the condition; ADR 001 explains them.
 WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 
 #: One batch: the server's limit is 1,000 messages; the bytes keep a batch from delaying everybody else.
@@ -59,24 +60,26 @@ _FEW: Final = 8
 _OBSERVED_DEPTH_MIN: Final = 8
 _OBSERVED_COUNT: Final = 256
 _OBSERVED_S: Final = 0.05
-#: Plain appends faster than this do not wait for a disk: between what fsync allows, 2,000 to 7,000/s, and what a slow
-#: machine does without, 15,000/s and more; where groups are tried in vain a client loses a tenth of its rate for a moment.
+#: Plain appends faster than this do not wait for a disk: between the rate with fsync, 2,000 to 7,000/s, and that of a
+#: slow machine without, 15,000/s and more. A trial of groups in vain costs a client a tenth of its rate for a moment.
 _FAST_RATE: Final = 12_000.0
-#: A process that computes for this share of the time in which appends are in flight waits for itself, not for a disk:
-#: in a burst it may stay below `_FAST_RATE` without any. With an fsync each it computes for a fifth of the time.
+#: A process that computes for this share of the time in which appends are in flight is slowed by itself, not by a
+#: disk: in a burst it may stay below `_FAST_RATE` even without fsync. With an fsync each it computes for a fifth of
+#: the time.
 _OWN_SHARE_MAX: Final = 0.4
 #: After a slow window the writer looks at a second one, twice as long, and decides by that one: the first appends on a
-#: stream are slow on any machine, and groups would win against them where plain appends are soon faster.
+#: stream are slow on any machine, and groups would win against them although plain appends are soon faster.
 _SECOND_LOOK: Final = 2
 _GROUPS_WIN_BY: Final = 1.5
-#: Groups are given up after this many slower windows in a row: a disk hiccups, and where several processes append in
-#: turns, groups pay only once all of them group. One window is enough where groups are at half the rate.
+#: Groups are given up after this many slower windows in a row: a disk may be slow for a moment, and if several
+#: processes append in turns, groups pay only once all of them group. One window is enough if groups are at half the
+#: rate.
 _LOSSES_MAX: Final = 4.0
-#: Groups that won are compared with plain appends again after this time; so are groups that did not win, and after
-#: each trial in vain three times as late as before: a trial delays the bursts that fall into it.
+#: Groups that won are compared with plain appends again after this time. So are groups that did not win, but after
+#: each trial in vain three times as late as before, since a trial delays bursts within it.
 _LOOK_AGAIN_S: Final = 20.0
-#: When groups have won for the first time, the writer looks at plain appends again after this time: the ones that the
-#: groups won against may have been slow because they were the first.
+#: When groups have won for the first time, the writer tries plain appends again after this time: the earlier ones may
+#: have been slow because they were the first.
 _FIRST_LOOK_AGAIN_S: Final = 0.5
 _LOOK_AGAIN_MAX_S: Final = 600.0
 #: After a window that changed nothing, this many appends are not observed: observing all takes 5 % of a worker's time.
@@ -116,14 +119,14 @@ class AppendRefusedError(LedgerError):
 
 #: Called once with the stream sequence of the first entry, or with an error.
 Answered = Callable[[int | Exception], None]
-#: Called instead of `Answered` where an append was not plainly accepted, with what it needs to find out more.
+#: Called instead of `Answered` if an append was not plainly accepted, with the data for a further look.
 Doubted = Callable[[Sequence[Entry], Exception, Answered], None]
 
 
 class _Append(msgspec.Struct, eq=False, gc=False):
-    """Entries that are stored all or none, and who waits for them.
+    """Entries that are stored all or none, with the callback for their answer.
 
-    An object of few fields that the collector does not look at: thousands are on their way at once.
+    An object of few fields that the garbage collector does not visit, since thousands are in flight at once.
     """
 
     entries: Sequence[Entry]
@@ -132,24 +135,24 @@ class _Append(msgspec.Struct, eq=False, gc=False):
     deadline: float = 0.0  #: loop time; set when it is sent
 
     def end(self, result: int | Exception) -> None:
-        """Hand on what became of it; raises nothing, since others in its group or on its connection wait, too."""
+        """Pass on the outcome; raises nothing, since others in its group or on its connection wait, too."""
         try:
             if self.doubted is not None and isinstance(result, Exception):
                 self.doubted(self.entries, result, self.answered)
             else:
                 self.answered(result)
-        except Exception:  # whatever a caller did: the others get their answers
+        except Exception:  # any error of a callback: the others must get their answers
             logger.exception("the answer to an append could not be handled")
 
     def __repr__(self) -> str:
-        """Show nothing that is on its way: an event loop writes callbacks that fail into the log."""
+        """Show no entries, since an event loop writes failing callbacks into the log."""
         return f"<{type(self).__name__}>"
 
 
 class Writer:
     """Orders the appends to one stream into plain messages or groups; every append gets its own answer, once.
 
-    What is sent is answered by its limit at the latest, or when the connection breaks.
+    A sent append is answered within its limit, or when the connection breaks.
     """
 
     def __init__(self, connection: Connection, *, commit: Commit = "auto") -> None:
@@ -159,7 +162,7 @@ class Writer:
         self._prefix = f"{connection.new_inbox()}."
         self._prefix_length = len(self._prefix)
         self._is_open = False
-        self._count = 0  # of what was sent; the newest one's number
+        self._count = 0  # number of the newest sent append
         self._open: dict[int, _Append] = {}  # sent and not yet answered, by number, oldest first
         self._sweeping: asyncio.TimerHandle | None = None
         self._use = ServerUse(connection, "took no write")
@@ -167,11 +170,11 @@ class Writer:
         self._waiting: deque[_Append] = deque()
         self._groups_in_flight = 0
         self._grouped_in_flight = 0  # messages in groups
-        # Messages that go one by one also where others are grouped.
+        # Messages that go one by one even while others are grouped.
         self._few = _FEW if commit == "auto" else 1
-        self._alone_in_flight = 0  # appends sent by themselves, of those that are looked at
+        self._alone_in_flight = 0  # observed appends that were sent by themselves
         self._draining: asyncio.Handle | None = None
-        self.meter: AppendMeter | None = None  #: counts group commits, where somebody wants to know
+        self.meter: AppendMeter | None = None  #: counts group commits, if wanted
         self.begin()
 
     async def open(self) -> None:
@@ -184,17 +187,17 @@ class Writer:
         await self._connection.listen(f"{self._prefix}*", self._on_answer)
 
     def begin(self) -> None:
-        """Choose the way of sending, on the first connection and after each reconnect: it may be another server."""
-        self.durability = (
-            self._connection.durability
-        )  #: what the server says that an acknowledged append survives
+        """Choose the way of sending, on the first connection and after each reconnect: the server may be a new one."""
+        self.durability = self._connection.durability  #: the durability that the server announces
         self._told = _FASTER[self.durability] if self._setting == "auto" else self._setting
         self._grouping = self._told == "group"
         self._observed = _Observation()
-        self._unobserved = 0 if self._told == "auto" else sys.maxsize  # how many appends nobody looks at
+        self._unobserved = (
+            0 if self._told == "auto" else sys.maxsize
+        )  # number of next appends that are not observed
 
     def close(self) -> None:
-        """Stop the timers; what still waits is answered by the connection's end."""
+        """Stop the timers; waiting appends are answered by the end of the connection."""
         self._use.is_useful()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -207,15 +210,15 @@ class Writer:
 
     @property
     def in_flight(self) -> int:
-        """How many appends have no answer yet."""
+        """The number of appends without an answer yet."""
         return len(self._open) + self._grouped_in_flight + len(self._waiting)
 
     # From an append to the wire.
 
     def append(self, entries: Sequence[Entry], answered: Answered, doubted: Doubted | None = None) -> None:
-        """Send `entries` as one; `answered` gets the first one's stream sequence or the error, never from here.
+        """Send `entries` as one; `answered` gets the first one's stream sequence or the error, after this call.
 
-        `doubted` gets the error instead, where it is given.
+        `doubted`, if given, gets the error instead.
         """
         append = _Append(entries, answered, doubted)
         # Several entries are a batch in any case, which costs the server nearly as much as one of hundreds: those that wait
@@ -229,7 +232,7 @@ class Writer:
             return
         self._waiting.append(append)
         if self._draining is None and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
-            # At the end of this turn of the loop, so that what the same turn appends goes along.
+            # At the end of this turn of the loop, together with other appends of the turn.
             self._draining = self._loop.call_soon(self._drain)
 
     def send(self, entries: Sequence[Entry], answered: Answered) -> None:
@@ -263,7 +266,7 @@ class Writer:
     # From the answer to who waits.
 
     def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes) -> None:
-        """Take what the server says of one append; called by the connection's reader."""
+        """Take the server's answer to one append; called by the connection's reader."""
         try:
             append = self._open.pop(int(subject[self._prefix_length :]))
         except (KeyError, ValueError):  # it was answered already
@@ -281,7 +284,7 @@ class Writer:
         append.answered(ack.seq + 1 - len(append.entries))
 
     def _refuse(self, append: _Append, error: Exception) -> None:
-        """Hand on that the server did not take an append; nobody listens where it is no refusal."""
+        """Pass on that the server did not take an append: it refused it, or nobody listens."""
         if isinstance(error, ConnectionLostError):
             self._use.is_useless()
         elif self._use.is_doubted:
@@ -289,7 +292,7 @@ class Writer:
         append.end(error)
 
     def _sweep(self) -> None:
-        """Answer what is overdue; all limits are equal, so the oldest is first."""
+        """End overdue appends with an error; all limits are equal, so the oldest comes first."""
         self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if self._open else None
         now = self._loop.time()
         overdue = itertools.takewhile(lambda each: each[1].deadline <= now, self._open.items())
@@ -300,12 +303,12 @@ class Writer:
             append.end(ReplyTimeoutError(f"no answer to an append within {self.reply_timeout_s:g} s"))
 
     def _on_lost(self) -> None:
-        """Tell all that are on their way that no answer will come on this connection."""
+        """End all appends in flight with an error: no answer will come on this connection."""
         for number in list(self._open):
             self._open.pop(number).end(ConnectionLostError())
 
     def _on_refused(self, error: PermissionRefusedError) -> bool:
-        """Answer what the server does not let this user append; return whether there was any."""
+        """End appends that the server does not allow to this user; return whether there were any."""
         hears_nothing = error.verb == "subscribe" and error.subject == f"{self._prefix}*"
         refused = [
             number
@@ -324,7 +327,7 @@ class Writer:
             self._send_group(self._take_group())
 
     def _take_group(self) -> list[_Append]:
-        """Take what fits one batch, at most one append of a chain.
+        """Take appends that fit into one batch, at most one of each chain.
 
         The server checks a batch's conditions against the stream before the batch, so two appends of one
         chain would both be accepted; the second one waits for the next batch and loses there, as it must.
@@ -343,7 +346,7 @@ class Writer:
                 messages + len(append.entries) > BATCH_MESSAGES_MAX or size + append_bytes > _GROUP_BYTES_MAX
             )
             for entry in append.entries:
-                chains.add(entry.chain)  # also of one that waits: order within a chain is kept
+                chains.add(entry.chain)  # also for a waiting append, to keep the order within a chain
             if waits or (group and too_much):
                 later.append(append)
                 if too_much:
@@ -377,7 +380,7 @@ class Writer:
                 append.end(result)
                 result += len(append.entries)
         elif isinstance(result, AppendRefusedError) and len(group) > 1:
-            for append in group:  # one of them lost its race or is too large: each gets its own answer
+            for append in group:  # one of them lost its race or is too large: send each by itself
                 self._send_alone(append)
         else:
             for append in group:
@@ -385,9 +388,9 @@ class Writer:
         self._drain()
 
     def _send_few(self, group: list[_Append]) -> None:
-        """Send appends one by one that are too few for a batch; where more are in flight, the next group waits for them."""
+        """Send appends one by one if they are too few for a batch; if more are in flight, the next group waits."""
         left = len(group)
-        # While few are in flight in all, nobody waits: over a network that would be a round trip for each.
+        # While few are in flight in all, none waits, since over a network that would be a round trip for each.
         takes_place = self._few == 1 or len(self._open) + left > self._few
         self._groups_in_flight += takes_place
 
@@ -408,11 +411,11 @@ class Writer:
     # Which way is faster.
 
     def _send_alone(self, append: _Append) -> None:
-        """Send an append by itself, and look at how long its answer takes."""
+        """Send an append by itself, and observe how long its answer takes."""
         self._send(_Append(append.entries, functools.partial(self._on_alone_answered, append)))
         self._alone_in_flight += 1
         if self._observed.since is None and len(self._open) == self._alone_in_flight:
-            self._observe_sent()  # else answers that are not observed come first
+            self._observe_sent()  # else answers of appends that are not observed come first
 
     def _on_alone_answered(self, append: _Append, result: int | Exception) -> None:
         self._alone_in_flight -= 1
@@ -420,7 +423,7 @@ class Writer:
         append.end(result)
 
     def _observe_sent(self) -> None:
-        """Start the observed time now if enough appends are in flight, not only at the first answer."""
+        """Start the observed time now, not only at the first answer, if enough appends are in flight."""
         if self._told == "auto" and not self._unobserved:
             self._observed.sent(self.in_flight, self._loop.time())
 
@@ -428,7 +431,7 @@ class Writer:
         """Learn from an answer which way of sending is faster here; `grouped`: how the messages were sent."""
         if self._told != "auto" or self._unobserved or isinstance(result, Exception):
             return
-        # Sent before the last change, so it tells nothing of the present way.
+        # Sent before the last change of the way, so it tells nothing of the present one.
         if grouped is not self._grouping:
             self._observed.pause()
             return
@@ -443,7 +446,7 @@ class Writer:
 
 
 def _condition(entry: Entry, tail: str = "") -> bytes:
-    """Return the header block of an entry: its condition, and what makes it part of a batch."""
+    """Return the header block of an entry: its condition, and the headers of its batch."""
     if entry.expected is None:
         return f"NATS/1.0\r\n{entry.headers}{tail}\r\n".encode()
     return (
@@ -453,19 +456,21 @@ def _condition(entry: Entry, tail: str = "") -> bytes:
 
 
 def _no_acknowledgement(data: bytes, headers: bytes) -> Exception:
-    """Return what is wrong with an answer that cannot be read."""
+    """Return the error for an unreadable answer."""
     if data:
         return AppendRefusedError(0, "an answer that is no acknowledgement")
-    if status_of(headers) == "503":  # no stream listens on the subject: it is being made, moved or gone
+    if (
+        status_of(headers) == "503"
+    ):  # no stream listens on the subject: it is being created or moved, or is gone
         return ConnectionLostError()
     return AppendRefusedError(0, "an empty answer")
 
 
 class _Observation:
-    """Counts answers per second while enough appends are in flight, alone and in groups, and says which way to go.
+    """Counts answers per second while enough appends are in flight, alone and in groups, and chooses the better way.
 
-    It compares what matters: appends stored per second, whatever limits them. Grouping is tried only
-    where plain appends are slow enough for a disk to be in the way, and kept only where it clearly wins.
+    It compares stored appends per second, whatever limits them. Grouping is tried only if plain appends are slow
+    enough for a disk to be the cause, and kept only if it clearly wins.
     """
 
     def __init__(self, cpu_s: Callable[[], float] = time.process_time) -> None:
@@ -474,19 +479,19 @@ class _Observation:
         self._answers = 0  # of the present window
         self._busy_s = 0.0
         self._cpu_s = cpu_s
-        self._own_since = 0.0  # what `_cpu_s` said at `since`
+        self._own_since = 0.0  # the value of `_cpu_s` at `since`
         self._own_s = 0.0  # of the present window
         self._own_share = 0.0  # of the last window
         self._alone_rate = 0.0
         self._doubted = False  # whether the last window of plain appends was slow
         # Windows in a row in which groups did not win; they count more where groups were slower than plain appends.
         self._lost = 0.0
-        self._won = False  # whether they did since the last look at plain appends
+        self._won = False  # whether groups won since the last trial of plain appends
         self._look_again_at = 0.0
-        self._vain_s = _LOOK_AGAIN_S  # how long the next trial in vain puts off the one after it
+        self._vain_s = _LOOK_AGAIN_S  # how long the next trial in vain delays the one after it
 
     def answered(self, messages: int, in_flight: int, now: float, *, grouping: bool) -> bool | None:
-        """Count answered messages; return whether to group from here on, None while there is nothing to say."""
+        """Count answered messages; return whether to group from here on, None: no change."""
         rate = self._rate(messages, in_flight, now)
         if rate is None:
             return None
@@ -499,7 +504,7 @@ class _Observation:
                 self._lost += max(1.0, self._alone_rate / rate) ** 2
                 if self._lost < _LOSSES_MAX:
                     return True
-            # Where groups won before, it may be the disk that is slower now: plain appends are looked at before they go.
+            # If groups won before, the disk may just be slower now: plain appends are tried before groups are given up.
             self._look_again_at = now if self._won else now + self._put_off_s()
             return False
         if rate > _FAST_RATE or self._own_share > _OWN_SHARE_MAX or now < self._look_again_at:
@@ -519,16 +524,16 @@ class _Observation:
         return put_off_s
 
     def sent(self, in_flight: int, now: float) -> None:
-        """Let the time count from here on if enough are in flight, where it did not count before."""
+        """Start counting the time if enough are in flight and it did not count before."""
         if self.since is None and in_flight >= _OBSERVED_DEPTH_MIN:
             self.since, self._own_since = now, self._cpu_s()
 
     def pause(self) -> None:
-        """Let the time not count until the next answer or group."""
+        """Stop counting the time until the next answer or group."""
         self.since = None
 
     def _rate(self, messages: int, in_flight: int, now: float) -> float | None:
-        """Return answers per second of the time in which enough were in flight, when there is a window of it."""
+        """Return answers per second of the time in which enough were in flight, once it fills a window."""
         own_s = self._cpu_s()
         if self.since is not None:
             self._answers += messages

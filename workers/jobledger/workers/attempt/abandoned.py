@@ -1,8 +1,8 @@
-"""Slots whose attempts have ended while their code runs on, because neither a thread nor a coroutine can be forced.
+"""Slots whose attempts have ended while their code runs on, because no thread or coroutine can be forced to end.
 
 A thread cannot be stopped at all, and a coroutine may swallow its cancellation. The attempt gets an outcome all the
-same, so that the job moves on; the slot stays taken until the code returns, so that a worker never runs more code than
-its concurrency.
+same, so that the job goes on; the slot stays taken until the code returns, so that a worker never runs more code than
+its concurrency allows.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class AbandonedSlots:
         self._on_change = on_change
 
     def __len__(self) -> int:
-        """Return how many slots are held so."""
+        """Return how many slots are held by such code."""
         return len(self._names)
 
     def add(self, key: object, name: str, stack: str) -> None:
-        """Count a slot until `discard`, and say where its code stands; `name` is the task and the job."""
+        """Count a slot until `discard`, and log where its code stands; `name` is the task and the job."""
         self._names[key] = name
         logger.warning(
             "%s does not end: its attempt is ended without it, and its slot stays taken until it returns\n%s",
@@ -45,7 +45,7 @@ class AbandonedSlots:
         self._on_change()
 
     def discard(self, key: object) -> None:
-        """Count a slot no more: its code has returned."""
+        """Stop counting a slot: its code has returned."""
         name = self._names.pop(key, None)
         if name is not None:
             logger.info("%s has ended after it was abandoned: its slot is free again", name)
@@ -66,7 +66,7 @@ def stack_of_task(task: asyncio.Task[Any], own_modules: frozenset[str] = frozens
 
 
 def _awaiting(waits: Any) -> Iterator[FrameType]:
-    """Give the frames of a coroutine and of all that it waits for, the outermost first."""
+    """Yield the frames of a coroutine and of the coroutines it waits for, the outermost first."""
     while waits is not None:
         frame = next((found for name in _FRAMES if (found := getattr(waits, name, None)) is not None), None)
         if frame is None:

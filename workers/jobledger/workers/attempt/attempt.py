@@ -1,7 +1,7 @@
 """One attempt, from a delivery to its settlement: read, claim, execute, record, settle.
 
 A crash leaves a prefix of these steps, and the redelivery finishes them: the broker gets the ack only after the
-outcome is in the ledger, and the worker that gets the redelivery reads in the ledger what was done.
+outcome is in the ledger, and the worker that gets the redelivery reads in the ledger which steps were done.
 """
 
 from __future__ import annotations
@@ -57,17 +57,19 @@ _OWN_MODULES: Final = frozenset({__name__, Execution.__module__})
 
 
 class Work(msgspec.Struct, eq=False):
-    """A delivery that is handled."""
+    """A delivery in work."""
 
     delivery: Delivery
-    deliveries: list[Delivery]  #: those that are settled with it, itself first
-    own_task: asyncio.Task[None] | None = None  #: what handles it; None before its claim is answered
-    is_left: bool = False  #: its attempt was abandoned, and another one settles it
+    deliveries: list[Delivery]  #: the deliveries that are settled together, this one first
+    own_task: asyncio.Task[None] | None = (
+        None  #: the asyncio task that handles it; None before its claim is answered
+    )
+    is_left: bool = False  #: True: its attempt was abandoned, and another one settles it
     ran_s: float = 0.0  #: how long the code of an ordinary job ran
 
 
 class Attempts:
-    """Makes the attempts of one worker; without `intake` there is no broker to settle deliveries with."""
+    """Makes the attempts of one worker; without `intake` no deliveries are settled at a broker."""
 
     def __init__(
         self,
@@ -86,11 +88,11 @@ class Attempts:
         kept: KeptChains | None = None,
         on_logged: Callable[[Attempt], None] = lambda _attempt: None,
     ) -> None:
-        """`on_settled` hears of each delivery that is not handled any more, which frees a slot.
+        """`on_settled` is called for each delivery that is not in work any more, which frees a slot.
 
-        `on_run` hears how long the code of an ordinary job ran, once its outcome is on its way: that frees a slot, too.
-        `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a
-        person runs them past their queues. `on_logged` hears of the end of an attempt whose code logged something.
+        `on_run` gets the run time of an ordinary job's code once its outcome is on its way: that frees a slot, too.
+        `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None if a
+        person runs jobs past their queues. `on_logged` is called at the end of an attempt whose code logged something.
         """
         self._ledger = ledger
         self._tasks = tasks
@@ -123,21 +125,21 @@ class Attempts:
         self._on_settled = on_settled
         self._on_run = on_run
         self.recording = (
-            0  #: deliveries whose code has returned, and which wait only for the answer to its outcome
+            0  #: deliveries whose code has returned, and which only wait until the outcome is stored
         )
         self._is_cut_off = False
         self._on_logged = on_logged
 
     @property
     def fenced(self) -> int:
-        """How many outcomes were refused because their claim was lost."""
+        """The number of outcomes refused because their claim was lost."""
         return self._recorder.fenced
 
     def take(self, delivery: Delivery) -> None:
-        """Read and claim what a delivery asks for; called by the connection's reader, raises nothing.
+        """Read and claim the job of a delivery; called by the connection's reader, raises nothing.
 
-        An ordinary job is claimed without an asyncio task: the answer to its claim makes the one in which its code
-        runs, and the answer to its outcome settles the delivery. All that may have to wait runs in a task.
+        An ordinary job is claimed without an asyncio task: the answer to its claim starts the task in which its code
+        runs, and the answer to its outcome settles the delivery. All work that may have to wait runs in a task.
         """
         if delivery.stream_sequence in self._handled:
             # Delivered again while it is handled, perhaps before its claim is answered: to handle it again would
@@ -148,7 +150,7 @@ class Attempts:
         try:
             queued = read_dispatch(delivery)
             if queued is None:
-                self._conclude(work, ACK)  # nobody can do anything with it
+                self._conclude(work, ACK)  # no worker can use it
             elif (task := self._ordinary.get(queued.task)) and self._can_claim_at_once(delivery, queued):
                 answered = functools.partial(self._on_claimed, work, queued, task)
                 self._claimer.begin(delivery, queued, answered)
@@ -166,13 +168,13 @@ class Attempts:
         if not isinstance(claimed, Exception):
             self._go_on(work, self._run(work, claimed, task))
         elif isinstance(claimed, LedgerFullError | WrongSequenceError):
-            self._go_on(work, self._attempt(work, queued))  # waits for room, or reads what became of the job
+            self._go_on(work, self._attempt(work, queued))  # waits for room, or reads the state of the job
         else:
             outage = self._ledger.connection.outage
             self._conclude(work, _after_trouble(claimed, work.delivery, outage))
 
     async def _attempt(self, work: Work, queued: Queued) -> Settlement | None:
-        """Claim, execute and record; return how the delivery is to be settled."""
+        """Claim, execute and record; return the settlement of the delivery."""
         delivery, task = work.delivery, self._tasks.find(queued.task)
         obstacle = self._obstacle(delivery, queued, task) or await self._locked(delivery, queued)
         if obstacle is not None:
@@ -201,7 +203,7 @@ class Attempts:
                     settlement = await self._execute_and_record(work, attempt)
             return settlement
         finally:
-            job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
+            job_filter.current.set(None)  # else task, context and attempt keep each other alive
             if settlement is not None and not attempt.control.abandoned:
                 self._end(attempt)
 
@@ -223,7 +225,7 @@ class Attempts:
         return await self._recorder.record(attempt, outcome)
 
     def _on_recorded(self, work: Work, attempt: Attempt, outcome: Outcome, answer: int | Exception) -> None:
-        """Settle the delivery of an ordinary job whose outcome is stored; else find out what became of that."""
+        """Settle the delivery of an ordinary job whose outcome is stored; otherwise find out whether it is."""
         self.recording -= 1
         if not isinstance(answer, Exception):
             self._end(attempt)
@@ -233,13 +235,13 @@ class Attempts:
             self._go_on(work, self._record_again(attempt, outcome))
 
     def _conclude(self, work: Work, settlement: Settlement) -> None:
-        """Let a delivery go that is handled, and what is settled with it."""
+        """Release a delivery that is done, with those that are settled with it."""
         del self._handled[work.delivery.stream_sequence]
         self._settle(work.deliveries, settlement)
         self._on_settled()
 
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
-        """Tell the broker the settlement of handled deliveries; this is the only place that does so."""
+        """Send the broker the settlement of handled deliveries; only this method does so."""
         if self._intake is None or settlement is JOIN:
             return
         for delivery in deliveries:
@@ -250,11 +252,11 @@ class Attempts:
         work.own_task = self._ledger.connection.loop.create_task(self._see_through(work, steps))
 
     async def _see_through(self, work: Work, steps: Coroutine[Any, Any, Settlement | None]) -> None:
-        """Take steps and settle the delivery as they say; raises nothing but CancelledError."""
+        """Take steps and settle the delivery by their result; raises only CancelledError."""
         settlement: Settlement | None = DROP
         try:
             settlement = await steps
-        except asyncio.CancelledError:  # the worker ends, or the task cancelled the attempt that it runs in
+        except asyncio.CancelledError:  # the worker ends, or the task cancelled its own attempt
             self._cut_off(work.delivery)
             raise
         except Exception as error:  # noqa: BLE001 - as in `take`
@@ -269,11 +271,11 @@ class Attempts:
     def _cut_off(self, delivery: Delivery) -> None:
         level = (
             logging.DEBUG if self._claimer.ends else logging.WARNING
-        )  # a worker that ends tells how many, once
+        )  # a worker that ends logs only their number
         logger.log(level, "stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence)
 
     async def _record_again(self, attempt: Attempt, outcome: Outcome) -> Settlement:
-        """Record an outcome whose first append met trouble: it is decided and appended again, on the same condition."""
+        """Record an outcome whose first append failed: it is decided and appended again, on the same condition."""
         job_filter.current.set(attempt)
         try:
             return await self._recorder.record(attempt, outcome)
@@ -284,9 +286,9 @@ class Attempts:
     # The steps.
 
     def _obstacle(self, delivery: Delivery, queued: Queued, task: Task[Any, Any] | None) -> Settlement | None:
-        """Return what becomes of a delivery that cannot be claimed here and now, None for one that can."""
+        """Return the settlement of a delivery that cannot be claimed here and now; None if it can."""
         if self._intake is not None and not self._intake.is_fresh(delivery):
-            return DROP  # the broker may have delivered it to somebody else by now
+            return DROP  # the broker may have delivered it to another worker by now
         if not self._lease.is_valid:
             return nak(settlements.no_lease_s(delivery.delivered))
         if task is not None or delivery.delivered >= settlements.UNKNOWN_TASK_DELIVERIES_MAX:
@@ -296,7 +298,7 @@ class Attempts:
         return nak(settlements.unknown_task_s(delivery.delivered))
 
     async def _locked(self, delivery: Delivery, queued: Queued) -> Settlement | None:
-        """Return what becomes of a job whose values this worker cannot read; None otherwise, and for erased ones."""
+        """Return the settlement of a job whose values this worker cannot read; None otherwise, and for erased ones."""
         if not queued.key:
             return None
         try:
@@ -310,20 +312,20 @@ class Attempts:
         return None
 
     def _can_claim_at_once(self, delivery: Delivery, queued: Queued) -> bool:
-        """Whether a job of an ordinary task can be claimed as it was delivered: its event is all that there is of it."""
+        """Whether a job of an ordinary task can be claimed at once, because the delivered event is its whole chain."""
         return (
             queued.cause == "new"
             and not queued.key
             and delivery.delivered == 1
             and not queued.version
             and self._lease.is_valid
-            and self._intake is not None  # else the task runs in the context of whoever asks for the attempt
+            and self._intake is not None  # else the task runs in the context of the caller
             and not (self._pauses and self._pauses.states and self._pauses.holds_back(queued.queue))
             and not self._ledger.throttle.holds_claims()
         )
 
     def _other_version(self, job: Job, delivery: Delivery) -> Settlement | None:
-        """Return what becomes of a delivery of a run whose version of the code is not loaded here."""
+        """Return the settlement of a run's delivery whose version of the code is not loaded here."""
         if self._tasks.of_version(job.task, job.order.version) is not None:
             return None
         if delivery.delivered >= settlements.UNKNOWN_TASK_DELIVERIES_MAX:
@@ -343,9 +345,9 @@ class Attempts:
         return self._tasks.of_version(chain.job.task, chain.job.order.version)
 
     def _join(self, delivery: Delivery, queued: Queued) -> Settlement:
-        """Hold a newer work item of a job that runs here, as an archive run makes one, until the attempt ends.
+        """Hold a newer work item of a job that runs here, such as one from an archive run, until the attempt ends.
 
-        Dropped, it would be delivered again after every ack wait, each time with a longer delay.
+        If it were dropped, it would be delivered again after every ack wait, each time with a longer delay.
         """
         attempt = self.running[JobRef(queue=queued.queue, job_id=queued.job)]
         self._handled[attempt.job.dispatch_sequence].deliveries.append(delivery)
@@ -376,11 +378,13 @@ class Attempts:
     def _end(self, attempt: Attempt) -> None:
         if attempt.control.log is not None:
             self._on_logged(attempt)
-        if self.running.get(attempt.ref) is attempt:  # else this worker's next identity took the job over
+        if (
+            self.running.get(attempt.ref) is attempt
+        ):  # else this worker took the job over under its next identity
             del self.running[attempt.ref]
 
     async def _execute(self, attempt: Attempt) -> Outcome:
-        """Run the task; an attempt that was told to stop ends as it was told."""
+        """Run the task; an attempt that was told to stop ends accordingly."""
         job, control = attempt.job, attempt.control
         if not self._lease.holds(attempt.identity):
             reason = "the worker lost its lease while it claimed the job"
@@ -419,7 +423,7 @@ class Attempts:
             attempt.cut()
 
     def _abandon(self, attempt: Attempt) -> None:
-        """End an attempt without its task, which runs on in a slot that is not free."""
+        """End an attempt without its task, which runs on and keeps its slot."""
         attempt.control.abandoned = True
         stack = stack_of_task(attempt.own_task, _OWN_MODULES)
         sequence = attempt.job.dispatch_sequence
@@ -436,7 +440,7 @@ class Attempts:
         self._abandoned.discard(own_task)
 
     async def _end_without_task(self, attempt: Attempt, stack: str) -> Settlement:
-        """Record the outcome of an attempt whose task does not end; return how its delivery is to be settled."""
+        """Record the outcome of an attempt whose task does not end; return the settlement of its delivery."""
         control = attempt.control
         try:
             job_filter.current.set(attempt)
@@ -454,14 +458,14 @@ class Attempts:
             job_filter.current.set(None)
             self._end(attempt)
 
-    # What others ask of the attempts that run.
+    # Requests of others to running attempts.
 
     def made_by(self, task: asyncio.Task[Any]) -> Attempt | None:
-        """Return the attempt whose code runs in an asyncio task; from any thread."""
+        """Return the attempt whose code runs in an asyncio task; may be called from any thread."""
         return next((each for each in [*self.running.values(), *self._left] if each.own_task is task), None)
 
     def claims_held(self) -> dict[JobRef, int]:
-        """Return job -> claim epoch of what runs now and was not told to stop."""
+        """Return job -> claim epoch of the running attempts that were not told to stop."""
         return {
             ref: attempt.job.claim_epoch
             for ref, attempt in self.running.items()
@@ -470,11 +474,11 @@ class Attempts:
 
     @property
     def active(self) -> int:
-        """How many deliveries are handled."""
+        """The number of deliveries in work."""
         return len(self._handled)
 
     def cut_off(self) -> list[asyncio.Task[None]]:
-        """Cancel what is handled, and go on with no answer any more; return the tasks that are about to end."""
+        """Cancel all work, and ignore later answers; return the tasks that are about to end."""
         self._is_cut_off = True
         tasks = [work.own_task for work in self._handled.values() if work.own_task is not None]
         for task in tasks:
@@ -482,17 +486,17 @@ class Attempts:
         return tasks
 
     def end_claims(self) -> None:
-        """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
+        """Make claims that wait for room in the ledger give their deliveries back: the worker ends."""
         self._claimer.end()
 
     def cancel(self, ref: JobRef, epoch: int, reason: str) -> None:
-        """Stop the attempt of a job that somebody cancelled; one of another claim is left alone."""
+        """Stop the attempt of a job that somebody cancelled; an attempt of another claim is left alone."""
         attempt = self.running.get(ref)
         if attempt is not None and attempt.job.claim_epoch == epoch and not attempt.control.undoing:
             attempt.stop(reason or "cancelled", cancelled=True)
 
     def stop(self, reason: str, *, grace_s: float) -> None:
-        """Stop every attempt; each job is given back, after `grace_s` also where the task does not end."""
+        """Stop every attempt; each job is given back, after `grace_s` even if the task does not end."""
         self._cancel_grace_s = min(self._cancel_grace_s, grace_s)
         for attempt in list(self.running.values()):
             attempt.stop(reason)
@@ -504,16 +508,16 @@ class Attempts:
                 attempt.stop(reason)
 
     def lose(self, identity: str) -> None:
-        """Stop what was claimed under an identity whose lease is lost.
+        """Stop attempts that were claimed under an identity whose lease is lost.
 
-        A thread cannot be stopped: its task runs on, and the ledger judges its outcome.
+        A thread cannot be stopped: its task runs on, and the ledger decides on its outcome.
         """
         for attempt in list(self.running.values()):
             if attempt.identity == identity and not attempt.in_thread:
                 attempt.stop("the worker lost its lease")
 
     def stalled(self, attempt: Attempt, blocked_s: float) -> None:
-        """Tell the hooks that an attempt blocked the event loop."""
+        """Call the hooks for an attempt that blocked the event loop."""
         reason = f"it blocked its worker's event loop for {blocked_s:.1f} s"
         self._hooks.tell("stall", attempt.job, worker=attempt.identity, reason=reason)
 
@@ -527,7 +531,7 @@ def _as_told(attempt: Attempt) -> Outcome:
 
 
 def _after_trouble(error: Exception, delivery: Delivery, outage: Outage) -> Settlement:
-    """Return what becomes of a delivery whose attempt could not be brought to an end; the log says why."""
+    """Return the settlement of a delivery whose attempt could not be finished; log the reason."""
     sequence, delivered = delivery.stream_sequence, delivery.delivered
     if isinstance(error, LedgerFullError):
         logger.log(outage.level(error), "stream sequence %d: %s", sequence, error)

@@ -1,4 +1,4 @@
-"""Obeying cancel requests: at once when a hint comes, else by looking at the jobs that have run for a while."""
+"""The watch for cancel requests: at once when a hint comes, else by reading jobs that have run for a while."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _AT_ONCE: Final = 32
 class CancelWatch:
     """Calls `on_cancel` with each running job that somebody cancelled, its claim epoch and the reason.
 
-    `running` gives job and claim epoch of what runs now. A request concerns this claim only if it is newer than the
-    claim: an older one was obeyed when the job was taken over.
+    `running` returns the running jobs with their claim epochs. A request concerns a claim only if it is newer: an
+    older request was obeyed when the job was taken over.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CancelWatch:
             self._hinted.put_nowait(ref)
 
     async def run(self) -> None:
-        """Check a job once a hint comes, and every few seconds all that ran at the last check; until cancelled."""
+        """Check a job when a hint comes, and every few seconds all that also ran at the last check; until cancelled."""
         looked_at = self._ledger.clock.monotonic()
         seen: Mapping[JobRef, int] = {}
         while True:

@@ -1,8 +1,8 @@
-"""What a running task says through its `Context`: checkpoints and progress, for the ledger and for those who watch.
+"""The channel behind a task's `Context`: checkpoints and progress, for the ledger and for watching processes.
 
-Progress is rate-limited: watchers get a hint a few times a second, the ledger an event every few seconds, and the
-newest report with the outcome. The appends of one attempt follow each other and are conditional on its claim, so
-a worker that lost the claim appends nothing.
+Progress is rate-limited: watchers get a hint a few times a second, the ledger gets an event every few seconds, and the
+newest report with the outcome. The appends of one attempt follow each other and are conditional on its claim, so a
+worker that lost the claim appends nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ThreadCalls:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, ledger: Ledger, stop_reason: Callable[[], str]
     ) -> None:
-        """`stop_reason` gives "" until the attempt is told to stop."""
+        """`stop_reason` returns "" until the attempt is told to stop."""
         self._loop = loop
         self._ledger = ledger
         self._stop_reason = stop_reason
@@ -80,7 +80,7 @@ class ThreadCalls:
         return wait_for(self.start(verb))
 
     def give_back(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:
-        """Run a verb that lets go of something, also in an attempt that was told to stop."""
+        """Run a verb that gives something back, even in an attempt that was told to stop."""
 
         async def run() -> R:
             return await verb(self._ledger)
@@ -89,7 +89,7 @@ class ThreadCalls:
         return wait_for(asyncio.run_coroutine_threadsafe(run(), self._loop))
 
     def stop(self) -> None:
-        """End the calls under way; called on the loop. What they had sent may be in the ledger."""
+        """End the running calls; called on the loop. Their appends may be in the ledger."""
         for task in self._running:
             task.cancel()
 
@@ -116,14 +116,15 @@ class ThreadCalls:
 
 _HINT_EVERY_S: Final = 0.25
 _LEDGER_EVERY_S: Final = 5.0
-#: Checkpoints are paced: in a chain that grows all the time others lose every race, such as an operator's cancel.
+#: Checkpoints are paced, since in a chain that grows all the time others, such as an operator's cancel, lose every
+#: race.
 _CHECKPOINT_EVERY_S: Final = 0.05
 #: How long an attempt that has ended waits for checkpoints that its task did not await.
 _LAST_CHECKPOINTS_S: Final = 5.0
 
 
 class AttemptChannel:
-    """What a context of one attempt speaks through. Made on the loop; a task in a thread may call the three verbs."""
+    """The channel of one attempt's context. Instantiated on the loop; a task in a thread may call the three verbs."""
 
     def __init__(
         self,
@@ -148,12 +149,12 @@ class AttemptChannel:
         self._job = job
         self._appending = asyncio.Lock()
         self._report: Report | None = None
-        self._told: Report | None = None  #: what watchers heard last
+        self._told: Report | None = None  #: the last report to watchers
         self._stored: Report | None = None
         self._telling: asyncio.Task[None] | None = None
         self._keeping: set[asyncio.Task[None]] = set()
         self._pacing = asyncio.Lock()
-        self._checkpoint_at = 0.0  #: the next checkpoint is appended no earlier; loop time
+        self._checkpoint_at = 0.0  #: the earliest loop time of the next checkpoint
         self._stored_at = -_LEDGER_EVERY_S
         self.chain = chain  #: the newest view; the outcome is decided on it
         self.heard_at = ledger.clock.monotonic()  #: when the task last gave a sign of life
@@ -163,7 +164,7 @@ class AttemptChannel:
 
     @property
     def stop_reason(self) -> str:
-        """Why the attempt was told to stop, "" while it was not; a task in a thread hears it at its next call."""
+        """Why the attempt was told to stop, "" if it was not; a task in a thread learns it at its next call."""
         return self._stop_reason
 
     @stop_reason.setter
@@ -197,10 +198,10 @@ class AttemptChannel:
         return self.checkpoint_text(encode_value(value, what="checkpoint"))
 
     def checkpoint_text(self, text: bytes) -> Awaitable[None]:
-        """Store a checkpoint that is JSON text already; blocks where it is not called on the loop.
+        """Store a checkpoint that is JSON text already; blocks if it is not called on the loop.
 
-        Raises: InvalidInputError at once for a text that no event can hold; later, where it is awaited or blocks,
-            PayloadTooLargeError, StaleClaimError, UnreachableError.
+        Raises: InvalidInputError at once for a text that no event can hold; later, when it is awaited or blocks,
+        PayloadTooLargeError, StaleClaimError, UnreachableError.
         """
         check_text(text, what="checkpoint")
         if self._on_loop():
@@ -244,14 +245,14 @@ class AttemptChannel:
     def _on_loop(self) -> bool:
         return threading.get_ident() == self._loop_thread
 
-    # What follows runs on the loop.
+    # The methods below run on the loop.
 
     def _tell_soon(self) -> None:
         if self._telling is None:
             self._telling = self._loop.create_task(self._tell())
 
     async def _tell(self) -> None:
-        """Pass reports on until there is no newer one; nothing depends on progress, so an error only ends this."""
+        """Pass reports on until there is no newer one; nothing depends on progress, so an error only ends this loop."""
         try:
             while self._report is not self._stored:
                 report = self._report
@@ -275,7 +276,7 @@ class AttemptChannel:
 
     @property
     def unstored(self) -> ReportProgress | None:
-        """The newest report, where the ledger has an older one or none: it is stored together with the outcome."""
+        """The newest report if the ledger does not have it: it is stored together with the outcome."""
         report = self._report
         return None if report is None or report is self._stored else self._progressed(report)
 
@@ -295,9 +296,9 @@ class AttemptChannel:
             self._on_pause()
 
     async def append(self, command: Command) -> None:
-        """Append what follows from a command of the claim's holder.
+        """Append the events of a command of the claim's holder.
 
-        Raises: what `transact` raises.
+        Raises: as `transact`.
         """
         async with self._appending:
             self.chain = await transact(
@@ -309,11 +310,11 @@ class AttemptChannel:
             )
 
     async def append_all(self, commands: Sequence[Command]) -> list[int]:
-        """Append what follows from commands of the claim's holder as one; return the places of those that were refused.
+        """Append the events of several commands of the claim's holder as one; return the places of refused commands.
 
         A refusal may come from an old view; `append` decides on the newest one.
 
-        Raises: WrongSequenceError after too many lost races, and what `Log` raises; then none of them is stored.
+        Raises: WrongSequenceError after too many lost races, and the errors of `Log`; then nothing is stored.
         """
         log = self._ledger.log
 
@@ -331,7 +332,7 @@ class AttemptChannel:
             return await retry_raced(attempt)
 
     def _decided(self, commands: Sequence[Command]) -> tuple[list[JobEvent], list[int]]:
-        """Decide each command after the events of the one before; return all events, and the places of refused ones."""
+        """Decide each command after the events of the previous one; return all events, and places of refused ones."""
         job, sequence = self.chain.job, self.chain.last_sequence
         events: list[JobEvent] = []
         refused: list[int] = []
@@ -348,9 +349,9 @@ class AttemptChannel:
         return events, refused
 
     async def append_with(self, command: Command, begin: Enqueue) -> None:
-        """Append what follows from a command of the claim's holder, and begin another job, as one.
+        """Append the events of a command of the claim's holder, and begin another job, as one.
 
-        Raises: JobExistsError where the other job exists; what `transact_all` raises.
+        Raises: JobExistsError if the other job exists; as `transact_all`.
         """
         log = self._ledger.log
         async with self._appending:
@@ -370,13 +371,13 @@ class AttemptChannel:
             self.chain = await catch_up(log, self._ref, self.chain)
 
     async def refresh(self) -> None:
-        """Read what others appended. Raises: UnreachableError."""
+        """Read the events of others. Raises: UnreachableError."""
         async with self._appending:
             self.chain = await catch_up(self._ledger.log, self._ref, self.chain)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is being stored or told, or has to be before the outcome is appended."""
+        """Whether nothing is being stored or reported, and nothing has to be before the outcome is appended."""
         return self._telling is None and not self._keeping and self._report is self._stored
 
     async def close(self) -> None:

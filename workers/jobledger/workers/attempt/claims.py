@@ -1,9 +1,9 @@
-"""From a delivery to the right to run it: claim, take over, wait, or drop. The ledger decides, never the broker.
+"""From a delivery to the right to run its job: claim, take over, wait, or drop. The ledger decides, never the broker.
 
-A dispatch that has the whole order (of a new job, and mostly of one that is admitted or retried) is claimed without a
-read: its message is the newest event of the chain, else the conditional append is refused, and only then the chain is
-read. So is a job that failed here and whose failure has the same message delivered again; elsewhere its newest event is
-read.
+A dispatch with the whole order (of a new job, and mostly of an admitted or retried one) is claimed without a read: if
+its message is not the newest event of the chain, the conditional append is refused, and only then the chain is read. A
+job that failed here, so that the same message is delivered again, is also claimed without a read; in other workers its
+newest event is read.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _TRIES_MAX: Final = 8
 _WAIT_STEP_S_MIN: Final = 0.25
 
 
-_QUEUED: Final = JobState.QUEUED  # reading a member of an enumeration class is slow, and every job asks
+_QUEUED: Final = JobState.QUEUED  # reading a member of an enumeration class is slow, and every job needs it
 
 
 class Claimer:
     """Makes claims for one worker.
 
-    `runs_here` says whether a job runs in this worker; `on_ended` hears of each job that a claim brought to its end.
+    `runs_here` returns whether a job runs in this worker; `on_ended` is called for each job that a claim ended.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Claimer:
         failed: KeptChains | None = None,
         passes_on: Callable[[Job, Delivery], Settlement | None] = lambda _job, _delivery: None,
     ) -> None:
-        """`kept`: chains of runs that were parked here; `failed`: of jobs that failed here, and are offered again.
+        """`kept`: chains of runs that were parked here; `failed`: chains of jobs that failed here.
 
-        `passes_on` says what becomes of a run of another version.
+        `passes_on` returns the settlement of a run of another version.
         """
         self._ledger = ledger
         self._lease = lease
@@ -89,14 +89,13 @@ class Claimer:
     ) -> JobView | Settlement:
         """Try to get the right to run the job of a delivery; `queued` is its event.
 
-        `is_run`: its task records steps, so a retry needs the errors of the attempts before.
-        Where the ledger is full the claim is made as soon as it has room; the delivery is kept alive meanwhile, and no
-        dispatch is used up.
+        `is_run`: its task records steps, so a retry needs the errors of earlier attempts. If the ledger is full, the
+        claim waits for room; the delivery is kept alive meanwhile, and no dispatch is used up.
 
-        Returns the chain, which ends with our claim, or else what becomes of the delivery.
+        Returns the chain, which ends with our claim, or otherwise the settlement of the delivery.
 
         Raises: UnreachableError, WrongSequenceError after too many lost races, LedgerFullError after some minutes or
-        when the worker ends: leave the delivery for a redelivery.
+        when the worker ends; the caller then leaves the delivery to a redelivery.
         """
         try:
             return await self._claim(delivery, queued, is_run=is_run)
@@ -117,7 +116,7 @@ class Claimer:
     def begin(
         self, delivery: Delivery, queued: Queued, answered: Callable[[JobView | Exception], None]
     ) -> None:
-        """Claim a job whose first dispatch this is, without a read; `answered` gets the chain, or why it has no claim.
+        """Claim a job by its first dispatch, without a read; `answered` gets the chain, or the error.
 
         Raises: PayloadTooLargeError.
         """
@@ -145,7 +144,7 @@ class Claimer:
                     and job.state is _QUEUED
                     and job.dispatch_sequence == delivery.stream_sequence
                     and job.attempts_left
-                ):  # nearly always; not in `_judge`: each await costs a call in every coroutine on the way
+                ):  # nearly always; here, not in `_judge`, since each await costs a call in every coroutine on the way
                     if job.order.version:
                         elsewhere = self._passes_on(job, delivery)
                         if elsewhere is not None:
@@ -167,7 +166,7 @@ class Claimer:
         return self._kept.following(ref, delivery, queued)
 
     async def _look(self, ref: JobRef, delivery: Delivery, order: Queued | None) -> JobView:
-        """Return the chain of a job; `order`: its dispatch, if that and the chain's newest event may be enough."""
+        """Return the chain of a job; `order`: its dispatch, if this and the chain's newest event may suffice."""
         log = self._ledger.log
         newest = None if order is None else await log.last(log.names.chain(ref))
         if order is None or newest is None:
@@ -182,13 +181,13 @@ class Claimer:
         return await load(log, ref) if job is None else JobView(job, sequence, newest.data)
 
     async def _judge(self, chain: JobView, ref: JobRef, delivery: Delivery) -> JobView | Settlement:
-        """Deal with a job that cannot simply be started."""
+        """Decide on a job that cannot simply be started."""
         job = chain.job
         if job is None or job.dispatch_sequence < delivery.stream_sequence:
             # The view lacks the delivered event: a lagging replica answered.
             return nak(soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
         if job.dispatch_sequence > delivery.stream_sequence:
-            return ACK  # the job was dispatched again since: the newer message is the work item
+            return ACK  # the job was dispatched again: the newer message is the work item
         if job.state is JobState.QUEUED:  # the job has no attempt left
             events = decide(job, DeadLetter(reason="exhausted"), self._stamp())
             return self._ended(await commit(self._ledger.log, chain, events))
@@ -197,7 +196,7 @@ class Claimer:
         return ACK  # the job ended, or waits for something else
 
     async def _rescue(self, chain: JobView, job: Job, ref: JobRef, delivered: int) -> JobView | Settlement:
-        """Deal with a running job: it runs elsewhere, or here, or its worker is gone."""
+        """Decide on a running job: it runs elsewhere, or here, or its worker is gone."""
         holder = job.attempts[-1].worker
         if holder == self._lease.identity:
             if self._runs_here(ref):
@@ -214,7 +213,7 @@ class Claimer:
         after = await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
         if after.job is not None and after.job.state is JobState.RUNNING:
             return after
-        return self._ended(after)  # the job was to be cancelled, or had no attempt left
+        return self._ended(after)  # the job had to be cancelled, or had no attempt left
 
     def _ended(self, after: JobView) -> Settlement:
         if after.job is not None:
@@ -226,7 +225,7 @@ class Claimer:
 
 
 def read_dispatch(delivery: Delivery) -> Queued | None:
-    """Return the event of a work item, or None where another message has the subject of one.
+    """Return the event of a work item, or None for another message under such a subject.
 
     Raises: UnknownEventError.
     """

@@ -21,42 +21,42 @@ from jobledger.workers.logs import facts_of
 
 
 class Control(msgspec.Struct, eq=False):
-    """The part of an attempt that changes while it runs. Used on the loop only."""
+    """The changing part of an attempt. Used on the loop only."""
 
     channel: AttemptChannel | None = None  #: the channel of a task that takes a context
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
-    limit: str = ""  #: the recorded sentence on the limit of its own that it reached; "" while none
-    stalled: str = ""  #: the sign of life that did not come in time; "" while they come
+    limit: str = ""  #: the sentence to record on the limit of the attempt that was reached; "": none was
+    stalled: str = ""  #: the sign of life that is missing; "": none is
     returned: bool = False  #: the task has ended, and its result is being put away
     recording: bool = False  #: the task has ended, and its outcome is being appended
     abandoned: bool = False  #: the task has not ended, and its outcome is recorded all the same
     undoing: bool = False  #: the run ends and undoes its steps: a further cancel request changes nothing
     recorded: Outcome | None = (
-        None  #: the outcome that its run recorded itself, as it parked or ended: no further one is
+        None  #: the outcome that its run recorded itself when it parked or ended; then no other one is recorded
     )
     span: AttemptSpan | None = None
     key: ValueKey | None = None  #: the key of the job's owner
     log: AttemptLog | None = None  #: lines that its code logged; None before the first one
 
     def sealed(self, outcome: Outcome) -> Outcome:
-        """Return an outcome as the ledger, the log and spans may have it: its error is sealed if the job has an owner."""
+        """Return an outcome in the form for ledger, log and spans: its error is sealed if the job has an owner."""
         if self.key is None or not isinstance(outcome, Fail):
             return outcome
         return msgspec.structs.replace(outcome, error=seal_error(self.key, outcome.error))
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):
-    """One claimed attempt, as it began; what happens to it meanwhile is in `control`."""
+    """One claimed attempt at its beginning; `control` has the part that changes."""
 
     ref: JobRef
-    task: Task[Any, Any] | None  #: None where no loaded module defines the task
-    identity: str  #: the worker's identity, as the claim names it
+    task: Task[Any, Any] | None  #: None: no loaded module defines the task
+    identity: str  #: the worker's identity in the claim
     chain: JobView  #: ends with the claim
     job: Job  #: the job of that chain
     own_task: asyncio.Task[None]  #: the asyncio task that makes the attempt
     control: Control
-    #: Called when the attempt was told to end; makes it end.
+    #: Called to end the attempt once it was told to.
     on_told: Callable[[Attempt], None] = lambda _attempt: None
 
     @property
@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         return self.task is not None and self.task.is_async and self.task.rules.run_in != "process"
 
     def stop(self, reason: str, *, cancelled: bool = False, paused: bool = False) -> None:
-        """Tell it to stop, once; an attempt whose outcome exists already goes on to record it.
+        """Tell the attempt to stop, once; if its outcome exists already, it goes on to record that.
 
         A coroutine is cancelled at once. A thread cannot be: when its job is cancelled or paused, its next heartbeat
         raises, and the attempt ends without it after the worker's `cancel_grace_s`.
@@ -102,11 +102,11 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
         self.on_told(self)
 
     def pause(self) -> None:
-        """Stop it because somebody asked to pause the job, and it has just stored what it needs to go on."""
+        """Stop it because somebody asked to pause the job, and it has just stored a checkpoint to go on from."""
         self.stop("somebody asked to pause the job", paused=True)
 
     def reach_limit(self, sentence: str) -> None:
-        """End it because it reached a limit of its own; the sentence is what is recorded."""
+        """End it because it reached a limit of its own; the sentence is recorded."""
         if self.control.stop_reason or self.control.limit:
             return
         self.control.limit = sentence
@@ -120,6 +120,6 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
             self.control.channel.stop_reason = reason
 
     def cut(self) -> None:
-        """Leave its thread behind, which did not end in time, unless an outcome is being recorded."""
+        """Leave its thread, which did not end in time, behind, unless an outcome is being recorded."""
         if not self.control.recording:
             self.own_task.cancel(self.control.stop_reason)

@@ -1,4 +1,4 @@
-"""Running user code: async on the loop, sync in a thread, each within its limits; its end as one command."""
+"""The execution of user code: async on the loop, sync in a thread, within its limits; its end becomes one command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from jobledger.workers.surroundings import Surroundings
 
 # Attempts whose tasks run in a process of the pool: a process is held for one before its job is claimed.
 
-#: How long a job that needs a process is held while none can be started; then it is offered to other workers.
+#: How long a job that needs a process is held if none can be started; then it is offered to other workers.
 _NO_PROCESS_S: Final = 5.0
 
 
@@ -60,9 +60,9 @@ class Processes:
 
     @contextlib.asynccontextmanager
     async def place(self, *, wait: bool) -> AsyncGenerator[bool, None]:
-        """Keep a process for an attempt of the current asyncio task, so that its limits begin when its work does.
+        """Reserve a process for an attempt of the current asyncio task, so that its limits begin with its work.
 
-        Gives False when none is free, or none can be started, or the worker stops.
+        Yields False if none is free, none can be started, or the worker stops.
         """
         child = await self._take(wait=wait)
         if child is None:
@@ -94,11 +94,11 @@ class Processes:
         return self._pool.has_modules
 
     async def call(self, call: Call) -> Result:
-        """Make a call in the next process that is free, as `ProcessPool.run`."""
+        """Make a call in the next free process, as `ProcessPool.run`."""
         return await self._pool.run(call)
 
     async def run(self, attempt: Attempt, call: Call) -> Result:
-        """Make the call in the process that was taken for the attempt, as `ProcessPool.run`."""
+        """Make the call in the process that was reserved for the attempt, as `ProcessPool.run`."""
         child = self._taken.pop(attempt.own_task, None)
         return await self._pool.run(call, attempt.control.channel, child=child)
 
@@ -109,7 +109,7 @@ T = TypeVar("T")
 
 #: The place of an attempt that needs no process.
 _ANYWHERE: Final = contextlib.nullcontext(True)  # noqa: FBT003 - there is one
-#: Results of these types are written by msgspec alone; any other may hold a Raw, which is written as it is.
+#: Results of these types are written by msgspec alone; any other may contain a Raw, which is written unchecked.
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
@@ -121,12 +121,12 @@ class Runs(Protocol):
     """Makes the attempts of tasks that are workflows."""
 
     async def run(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
-        """Go on with a run; return what to record, or what was recorded as it parked."""
+        """Go on with a run; return the outcome to record, or the outcome recorded when it parked."""
         ...
 
 
 class Execution:
-    """Turns claimed attempts into outcomes; never raises for what a task does."""
+    """Turns claimed attempts into outcomes; errors of a task become outcomes, too."""
 
     def __init__(self, ledger: Surroundings, threads: Threads, policy: RetryPolicy) -> None:
         self.ledger = ledger
@@ -140,7 +140,7 @@ class Execution:
         self._processes = Processes(pool)
 
     def place(self, task: Task[Any, Any] | None, *, wait: bool) -> AbstractAsyncContextManager[bool]:
-        """Hold a process for the attempt of a task that needs one; gives False where there is none."""
+        """Reserve a process for the attempt of a task that needs one; yields False if there is none."""
         if task is None or task.rules.run_in != "process":
             return _ANYWHERE
         return self._in_processes.place(wait=wait)
@@ -168,10 +168,10 @@ class Execution:
         return await self._processes.call(call)
 
     async def run(self, attempt: Attempt) -> Outcome:  # noqa: PLR0912 - the course of each attempt stands in one place
-        """Run the task on the job's input and return what to record.
+        """Run the task on the job's input and return the outcome to record.
 
-        Raises: CancelledError or AttemptStoppedError when the attempt is told to stop, UnreachableError when a
-        large input or result could not be moved.
+        Raises: CancelledError or AttemptStoppedError when the attempt is told to stop, UnreachableError if a large
+        input or result could not be read or stored.
         """
         job, task = attempt.job, attempt.task
         if task is None:
@@ -196,12 +196,12 @@ class Execution:
             return await self._in_runs.run(attempt, task, arguments)
         try:
             if task.is_async and job.order.timeout_s is None and task.rules.heartbeat_s is None:
-                value = await task.function(**arguments)  # as below, without the limits that it does not have
+                value = await task.function(**arguments)  # as below, for an attempt without limits
             else:
                 value = await self.within(attempt, task, lambda: self._call(attempt, task, arguments))
         except LimitReachedError:
             return self.timed_out(attempt)
-        except BaseException as error:  # whatever user code raises fails this attempt, and ends no worker
+        except BaseException as error:  # any error of user code fails only this attempt, not the worker
             if is_stop(attempt, error):
                 raise
             return self.policy.raised(job, task.rules, error, self.ledger.clock.now())
@@ -292,7 +292,7 @@ class Execution:
             arguments[parameter] = (await self._call_of(attempt, text)).context(channel)
 
     async def _call_of(self, attempt: Attempt, text: bytes) -> Call:
-        """Return what the task is told of its attempt; `text` is the job's input."""
+        """Return the facts about its attempt for the task; `text` is the job's input."""
         job, tracing = attempt.job, self.ledger.tracing
         checkpoint, started_at = job.checkpoint, job.attempts[-1].started_at
         if job.checkpoint_ref is not None or job.order.key:
@@ -331,7 +331,7 @@ class Execution:
             result = await self.within(attempt, task, lambda: processes.run(attempt, call))
         except LimitReachedError:
             return self.timed_out(attempt)
-        except (ChildStartError, PoolClosedError) as error:  # the process that was taken died before its call
+        except (ChildStartError, PoolClosedError) as error:  # the reserved process died before its call
             info = error_info("exception", error)
             return self.policy.failed(job, task.rules, info, self.ledger.clock.now())
         if isinstance(result, TaskValue):
@@ -356,7 +356,7 @@ class Execution:
         try:
             text = encode_value(value, what=what)
             if not is_plain:
-                # Checked as text, too: a msgspec.Raw is written as it is, and text that is not JSON would make the
+                # Checked as text, too: a msgspec.Raw is written unchecked, and text that is not JSON would make the
                 # event, and with it the whole chain, unreadable.
                 check_text(text, what=what)
             # A child's result goes to the store of inputs: its run may read it after other results are gone.
@@ -382,13 +382,13 @@ class Execution:
             return Fail(epoch=job.claim_epoch, error=error, give_up="rejected")
         if isinstance(value, Snooze):
             return SnoozeJob(epoch=job.claim_epoch, until=after(now, max(value.delay_s, SNOOZE_S_MIN)))
-        reason = "" if job.order.key else value.reason  # a reason is stored in the clear
+        reason = "" if job.order.key else value.reason  # a reason is stored unsealed
         reason = reason or "the task asked to be cancelled"
         return ConfirmCancel(epoch=job.claim_epoch, reason=recordable(reason))
 
 
 def is_stop(attempt: Attempt, error: BaseException) -> bool:
-    """Whether the attempt ends because it was told to; a CancelledError that the task raises itself is a failure."""
+    """Whether the attempt ends because it was told to; a CancelledError raised by the task itself is a failure."""
     if isinstance(error, asyncio.CancelledError):
         return bool(attempt.control.stop_reason or attempt.own_task.cancelling())
     return isinstance(error, AttemptStoppedError) and bool(attempt.control.stop_reason)

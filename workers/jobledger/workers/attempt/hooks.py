@@ -1,4 +1,4 @@
-"""Calling users' hooks: after the event is stored, within a limit, and without any effect on the job."""
+"""The calls of users' hooks: after the event is stored, within a limit, and without any effect on the job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HookRunner:
         will_retry: bool = False,
         attempt: int | None = None,
     ) -> None:
-        """Start the hooks for one notice, if there are any; returns at once. `attempt`: the newest one where not given."""
+        """Start the hooks for one notice, if there are any; return at once. `attempt`: by default the newest one."""
         if job.task not in self.hooked:
             return
         task_hooks = self._tasks.get(job.task).rules.hooks

@@ -1,11 +1,10 @@
-"""Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
+"""The intake of work: it chooses which consumer to ask for how many jobs, and keeps deliveries alive.
 
 A worker asks for no more than its free slots and, while jobs are short, for what it begins in the next moment
-(`at_hand`), so a busy one holds no job that an idle one could do; only an empty lane has a standing request for one
-message, which goes back if there is no room for it then.
-It asks high, then normal, then low; but every sixteenth request goes to the lowest priority, for an eighth of
-the free slots. Queues share the slots of a priority by their weights. Deliveries on hand, waiting or running, are
-kept alive by +WPI every third of the ack wait.
+(`at_hand`), so a busy worker holds no job that an idle one could do. Only an empty lane has a waiting request, for one
+message, which is given back if there is no room for it then. It asks high, then normal, then low; but every sixteenth
+request goes to the lowest priority, for an eighth of the free slots. Queues share the slots of a priority by their
+weights. Deliveries on hand, waiting or running, are kept alive by +WPI every third of the ack wait.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _PROBE_MAX: Final = 512  # messages asked for in one probe
 _FAIR_EVERY: Final = 16
 _FAIR_SHARE: Final = 8
 _LANES_A_SECOND: Final = 40  # lanes whose heartbeats the server sends in one second
-_HEARTBEAT_S_MAX: Final = 14.0  # the server takes no more than half of what a request stands
+_HEARTBEAT_S_MAX: Final = 14.0  # the server allows at most half of the time that a request waits
 _LOOKS_AT_ONCE: Final = 32  # looks for consumers that run at once
-#: Floors are noted this often, and one after the other: what came to be settled since is handed out once more when the
-#: server has forgotten the consumer.
+#: Time between two notes of floors, one lane after the other: dispatches settled since the last note are delivered
+#: once more if the server loses the consumer.
 _NOTE_EVERY_S: Final = 5.0
 _NOTE_PAUSE_S: Final = 0.02
 _ENDS_MAX: Final = 1_000 // len(ENDINGS)  # jobs whose end is looked for at once
@@ -60,8 +59,8 @@ _NANOSECONDS: Final = 1_000_000_000
 class Intake:
     """Asks the consumers of some queues for work and settles what was delivered.
 
-    `on_work` gets each delivery, from the connection's reader: it starts it, keeps it or gives it back. `free` says how
-    many more are wanted now. `built_in`: queues of the ledger's own runs, which have one priority.
+    `on_work` gets each delivery, from the connection's reader, and starts it, keeps it or gives it back. `free`
+    returns how many more are wanted now. `built_in`: queues of the ledger's own runs, which have one priority.
     """
 
     def __init__(
@@ -83,21 +82,21 @@ class Intake:
         self.wake = self._wake.set  #: called when a slot becomes free
         self._look_at = 0.0  # loop time of the next look at silent consumers
         self._was_answered = False  # whether the server ever answered a request
-        self._in_memory = False  # whether the consumers that are made here are kept in memory
-        self._made_again_ns = 0  # when the newest consumer was made that does not begin at the first dispatch
-        self._old: deque[Delivery] = deque()  # deliveries of dispatches that are older than that
-        self._has_lost = False  # one of the lanes has to be looked for
+        self._in_memory = False  # whether consumers created here are kept in memory
+        self._made_again_ns = 0  # creation of the newest consumer that does not begin at the first dispatch
+        self._old: deque[Delivery] = deque()  # deliveries of dispatches older than that creation
+        self._has_lost = False  # whether a lane has to be looked for
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
         # By ack subject. Its ack wait is the shortest of the consumers', once they are found.
         self._held = HeldDeliveries[str](ledger.connection, config.ack_wait_s)
         self.deliveries = 0  #: messages that came
-        self.redeliveries = 0  #: messages that JetStream had handed out before
+        self.redeliveries = 0  #: messages that JetStream had delivered before
         self._lanes: list[Lane] = []
         self._tiers = {priority: Tier() for priority in PRIORITIES}  # the highest first
-        self._probed: set[Lane] = set()  # lanes that were asked for the messages that they have now
-        # The server looks for work at each heartbeat of a lane, and goes through all events since its last look: many lanes
-        # together would cost it more than the jobs. Source: ADR 059.
+        self._probed: set[Lane] = set()  # lanes that were asked for their present messages
+        # At each heartbeat of a lane the server searches all events since its last look for work: many lanes together
+        # would cost it more than the jobs. Source: ADR 059.
         lanes = len(PRIORITIES) * len(queues) + len(built_in)
         self._heartbeat_s = min(max(HEARTBEAT_S, lanes / _LANES_A_SECOND), _HEARTBEAT_S_MAX)
         for priority in PRIORITIES:
@@ -143,12 +142,12 @@ class Intake:
         return lane
 
     async def open(self) -> None:
-        """Make or check the consumers and listen for them.
+        """Create or check the consumers and listen for them.
 
         Raises: StreamMismatchError, UnreachableError.
         """
         ledger = self._ledger
-        # The servers of a cluster make a forgotten consumer again by themselves, where it began at first.
+        # The servers of a cluster create a lost consumer again by themselves, with its first beginning.
         self._in_memory = not self._connection.is_clustered and await make_bucket(
             ledger.inbox, ledger.names, replicas=ledger.config.replicas
         )
@@ -160,7 +159,7 @@ class Intake:
         await self._each(self._lanes, find_and_listen)
 
     async def _each(self, lanes: Iterable[Lane], look: Callable[[Lane], Awaitable[None]]) -> None:
-        """Look at lanes, some at once; after the first that fails at no further one. Raises: what `look` raised."""
+        """Look at lanes, some at once, up to the first failure. Raises: as `look`."""
         left = deque(lanes)
 
         async def some() -> None:
@@ -175,11 +174,11 @@ class Intake:
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-        # Another process may have made a consumer with another ack wait: the server's value counts.
+        # Another process may have created a consumer with another ack wait: the server's value counts.
         self._held.ack_wait_s = min(lane.ack_wait_s for lane in self._lanes)
 
     def _place(self, lane: Lane) -> None:
-        """Note whether a lane may be asked for messages, after it changed."""
+        """Record whether a lane may be asked for messages, after it changed."""
         self._tiers[lane.priority].place(lane, may_be_asked=lane.may_be_asked)
 
     async def _find(self, lane: Lane) -> None:
@@ -196,7 +195,7 @@ class Intake:
             ),
             make=work_maker(self._ledger.log, lane.queue),
         )
-        lane.empty = found.paused  # the lane hands out nothing before the end of the pause
+        lane.empty = found.paused  # the lane delivers nothing before the end of the pause
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
         if found.created and found.config.get("deliver_policy") == "by_start_sequence":
             made_ns = int(server_time(found.created).timestamp() * _NANOSECONDS)
@@ -205,9 +204,9 @@ class Intake:
         self._place(lane)
 
     async def close(self) -> None:
-        """Ask for nothing any more, and take what is on its way, so that it is given back.
+        """Stop requests, and take messages that are on their way, so that they are given back.
 
-        If the server does not answer in time, other workers get that only after an ack wait.
+        If the server does not answer in time, other workers get these only after an ack wait.
         """
         if self.asked:
             for lane in self._lanes:
@@ -223,25 +222,25 @@ class Intake:
 
     @property
     def held(self) -> int:
-        """How many deliveries are on hand, running ones included, and not yet settled."""
+        """The number of deliveries that are not settled yet, with running ones."""
         return len(self._held)
 
     @property
     def asked(self) -> int:
-        """How many messages are asked for and have not come, one for each empty lane included."""
+        """The number of requested messages that have not come, with one for each empty lane."""
         return sum(lane.consumer.asked for lane in self._lanes)
 
     async def run(self) -> None:
-        """Ask for work until cancelled; outlives every loss of connection, server and consumer.
+        """Ask for work until cancelled; survives every loss of connection, server and consumer.
 
         Raises: ConnectionLostError when the connection is closed for good, PermissionRefusedError as `_look_for`.
         """
         await keep_serving(self._connection, self._serve)
 
     async def _serve(self) -> bool:
-        """Find the lanes that were lost, and ask for work until another one is."""
+        """Find lost lanes, and ask for work until another one is lost."""
         await self._each([lane for lane in self._lanes if lane.lost], self._look_for)
-        self._has_lost = self._has_due()  # perhaps one was lost while another was looked for
+        self._has_lost = self._has_due()  # a lane may have been lost during the search for another
         while not self._has_lost:
             self._wake.clear()
             if self._old:
@@ -252,10 +251,10 @@ class Intake:
         return False
 
     async def _sift(self) -> None:
-        """Settle deliveries of jobs that have ended, and hand on the others.
+        """Settle deliveries of jobs that have ended, and pass on the others.
 
-        A consumer that was made again hands out dispatches that its predecessor had settled. A claim on each would be
-        refused after a read of its whole chain; here one request tells the ends of hundreds.
+        A consumer that was created again delivers dispatches that its predecessor had settled. A claim on each would
+        be refused after a read of its whole chain; here one request finds the ends of hundreds.
         """
         asked = [self._old.popleft() for _ in range(min(len(self._old), _ENDS_MAX))]
         chains = [each.subject.decode(errors="replace").rpartition(".queued.")[0] for each in asked]
@@ -278,8 +277,8 @@ class Intake:
     async def _look_for(self, lane: Lane) -> None:
         """Find a lane that was lost; a fault of its consumer alone does not stop the other lanes.
 
-        Raises: UnreachableError, JetStreamDisabledError; PermissionRefusedError before the server ever answered a
-            request of ours: this user may not take jobs.
+        Raises: UnreachableError, JetStreamDisabledError; PermissionRefusedError if the server never answered a request
+        of ours before: this user may not take jobs.
         """
         lane.consumer.forget()
         lane.empty = False
@@ -301,7 +300,7 @@ class Intake:
             lane.look_at = self._connection.loop.time() + _LOOK_AGAIN_S
 
     def pause(self, queue: str) -> None:
-        """Ask for nothing of a queue that is paused, but leave a request standing for its end."""
+        """Stop requests for a paused queue, except one that waits for the end of the pause."""
         for lane in self._lanes:
             if lane.queue == queue:
                 if lane.consumer.probed:
@@ -324,9 +323,9 @@ class Intake:
     def _ask(self) -> bool:
         """Send the next request if one is due; return whether one was.
 
-        Requests overlap: while one is served, slots that became free meanwhile are asked for by the next, in
-        portions worth a message. A lane that had nothing is left waiting at the server, so it need not be asked
-        again to know that it comes first.
+        Requests overlap: while one is served, slots that became free meanwhile are asked for by the next, in portions
+        worth a request. An empty lane keeps a request waiting at the server, so it need not be asked again to get its
+        turn first.
         """
         on_the_way = self._on_the_way() + len(self._old)
         wanted = self._free() - on_the_way
@@ -350,7 +349,7 @@ class Intake:
         return True
 
     def _on_the_way(self) -> int:
-        """Return how many messages lanes were asked for that they may have now."""
+        """Return how many messages were asked for that lanes may have now."""
         found = 0
         for lane in tuple(self._probed):
             if lane.consumer.probed:
@@ -360,16 +359,16 @@ class Intake:
         return found
 
     def _request(self, lane: Lane, batch: int) -> None:
-        """Ask a lane for what it has now. Raises: ConnectionLostError."""
+        """Ask a lane for its present messages. Raises: ConnectionLostError."""
         lane.consumer.request(batch)
         self._probed.add(lane)
         if not lane.consumer.free:
             self._place(lane)
 
     def _notice_silence(self) -> None:
-        """Give up on consumers that owe an answer for too long, so that they are looked for."""
+        """Treat consumers whose answer is overdue as lost, so that they are looked for."""
         now = self._connection.loop.time()
-        if now < self._look_at:  # called with every packet
+        if now < self._look_at:  # this is called with every packet
             return
         self._look_at = now + _LOOK_EVERY_S
         self._has_lost = self._has_lost or self._has_due()
@@ -382,7 +381,7 @@ class Intake:
             logger.info("consumers are silent and looked for: %s", names)
 
     async def note_floors(self) -> None:
-        """Note, until cancelled, up to where each lane is settled that delivered something here.
+        """Note, until cancelled, the sequences up to which lanes that delivered something here are settled.
 
         Raises: UnreachableError, JetStreamDisabledError, after which it is worth another try.
         """
@@ -399,9 +398,9 @@ class Intake:
                 raise
 
     async def _note_all(self, lanes: list[Lane]) -> None:
-        """Ask how far the lanes are, then note it with a newer event of the ledger.
+        """Ask for the positions of the lanes, then note them with a newer event of the ledger.
 
-        While that event is in the ledger, so is the outcome of each dispatch that was settled before.
+        While that event is in the ledger, so are the outcomes of all dispatches settled before.
         """
         log, floors = self._ledger.log, list[tuple[Lane, int]]()
         before = await mark_of(log)
@@ -410,13 +409,13 @@ class Intake:
             await asyncio.sleep(_NOTE_PAUSE_S)
         mark = await mark_of(log)
         if not await holds(log, before):
-            return  # it is another ledger than the one whose consumers were asked
+            return  # this ledger is another one than that of the consumers
         for lane, settled in floors:
             if settled and settled != lane.settled:
                 await self._write(lane, Note(settled=settled, mark=mark))
 
     async def _floor(self, lane: Lane) -> int:
-        """Return up to where a lane is settled; 0 where that is not known."""
+        """Return the sequence up to which a lane is settled; 0: not known."""
         ledger, lane.moved = self._ledger, False
         name = ledger.names.consumer(lane.queue, lane.priority)
         try:
@@ -445,15 +444,15 @@ class Intake:
     # The methods below settle deliveries. Nothing depends on a settlement: the ledger decides.
 
     async def keep_alive(self) -> None:
-        """Tell the broker, until cancelled, that the deliveries on hand are still worked on."""
+        """Report to the broker, until cancelled, that the deliveries on hand are still in work."""
         await self._held.keep_alive()
 
     def is_fresh(self, delivery: Delivery) -> bool:
-        """Return whether the broker can still take the delivery to be ours."""
+        """Return whether the broker may still count the delivery as ours."""
         return self._held.is_fresh(delivery.reply)
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
-        """Let a delivery go, and tell the broker what becomes of it."""
+        """Release a delivery, and send the broker its settlement."""
         match settlement.word:
             case "ack":
                 self._held.settle(delivery.reply, ACK)

@@ -1,8 +1,8 @@
 """Chains of runs that were parked here, and of jobs that failed here and are queued again, kept for their next attempt.
 
-A delivered `queued` names the hash of the event that it follows on. If that is the newest event of what is kept, nothing
-came between, and the chain need not be read; the claim's condition says the same once more. Of a job that was queued
-again by its failure the same `queued` is delivered, and only the claim's condition tells whether the chain is current.
+A delivered `queued` names the hash of the event before it. If that is the newest event of the kept chain, nothing came
+between, and the chain need not be read; the claim's condition proves it again. For a job that its failure queued again
+the same `queued` is delivered, and only the claim's condition proves that the chain is current.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 
 BYTES_MAX: Final = 64 << 20
-#: Of jobs that failed here: they come back within moments, or another worker takes them.
+#: Most kept chains of jobs that failed here: they come back within moments, or another worker takes them.
 FAILED_BYTES_MAX: Final = 4 << 20
 #: Bytes that the objects of a run and of each of its steps take, without their values; measured, rounded up.
 _RUN_BYTES: Final = 4_096
@@ -25,7 +25,7 @@ _STEP_BYTES: Final = 768
 
 
 class KeptChains:
-    """The chains of parked runs and failed jobs; without room the one that was kept longest goes first."""
+    """The chains of parked runs and failed jobs; if there is no room, the oldest goes first."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -50,7 +50,7 @@ class KeptChains:
             self._drop(next(iter(self._views)))
 
     def following(self, ref: JobRef, delivery: Delivery, queued: Queued) -> JobView | None:
-        """Return the chain that ends with a delivered event, if that follows on what is kept."""
+        """Return the chain that ends with a delivered event, if that follows a kept chain."""
         found = self._drop(ref)
         if found is None or found.last_hash != queued.prev:
             return None
@@ -73,7 +73,7 @@ class KeptChains:
 
 
 def _size(job: Job) -> int:
-    """Return about how many bytes a run takes in memory."""
+    """Return the approximate bytes of a run in memory."""
     values = sum(len(bytes(each.result)) + len(bytes(each.items)) for each in job.steps.values())
     said = sum(len(bytes(each.value)) for each in job.signals)
     said += len(bytes(job.order.input)) + len(bytes(job.checkpoint))

@@ -1,6 +1,6 @@
-"""The lanes of a worker, and which of them is asked next: slots in the proportion of the weights of their queues.
+"""The lanes of a worker, and the choice of the next one to ask: slots in proportion to the weights of their queues.
 
-A lane is one queue at one priority. What is done here costs the same for three lanes as for three thousand.
+A lane is one queue at one priority. The cost here is the same for three lanes as for three thousand.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _CREDIT_MAX: Final = 10_000.0
 
 
 class Lane:
-    """One queue at one priority: a durable consumer, and what it is asked for at present."""
+    """One queue at one priority: a durable consumer, and the state of requests to it."""
 
     def __init__(self, queue: str, priority: Priority, weight: int, consumer: PullConsumer) -> None:
         self.queue = queue
         self.priority: Priority = priority
         self.weight = weight
-        self.credit = 0.0  #: slots it was owed by the others of its priority when it last had a turn
+        self.credit = 0.0  #: slots that the other lanes of its priority owed it at its last turn
         self.consumer = consumer
-        self.empty = False  # it had nothing when it was last asked
+        self.empty = False  # it had no message at the last request
         self.lost = True  # the consumer has to be looked for
         self.look_at = 0.0  # not before this loop time
         self.ack_wait_s = math.inf  # the consumer's ack wait, once it is known
-        self.moved = False  # a delivery of this lane came since its floor was noted
+        self.moved = False  # a delivery of this lane came after its newest note
         self.settled = 0  # its floor, as this worker noted it last
-        self.turn: tuple[float, int, Lane] | None = None  # its entry where `Tier` keeps turns
+        self.turn: tuple[float, int, Lane] | None = None  # its entry among the turns in `Tier`
 
     @property
     def may_be_asked(self) -> bool:
-        """Whether a request can be made: none stands at the server already."""
+        """Whether a request can be made, because none waits at the server."""
         return not (self.lost or self.consumer.standing) and bool(self.consumer.free)
 
 
@@ -43,12 +43,12 @@ class Tier:
     """The lanes of one priority that may be asked at this moment: those known to be empty, and the others in turns."""
 
     def __init__(self) -> None:
-        self.empty: dict[Lane, None] = {}  #: had nothing when they were last asked
+        self.empty: dict[Lane, None] = {}  #: lanes without a message at the last request
         self._turns: dict[int, list[tuple[float, int, Lane]]] = {}  # heaps by weight
         self._lanes = 0  # number of lanes in turns
         self._weights = 0  # of these
-        # Slots that a weight of 1 was owed so far. A lane's credit is its weight times this, and a number of its own: so
-        # none has to be touched when another is asked, and among lanes of one weight the order never changes.
+        # Slots owed to a weight of 1 so far. A lane's credit is its weight times this, plus a number of its own: so a
+        # turn of one lane changes no other, and the order among lanes of one weight never changes.
         self._owed = 0.0
         self._numbers = itertools.count()
         self._is_odd = False
@@ -74,10 +74,10 @@ class Tier:
             self._give_turn(lane)
 
     def next(self, wanted: int) -> tuple[Lane, int]:
-        """Return which lane in turns is asked, and for how many of `wanted` free slots; there must be one.
+        """Return the next lane in turns, and for how many of `wanted` free slots to ask it; there must be one.
 
-        Deficit round robin: a lane that is asked owes that amount to the others by their weights, so the slots over
-        time are in the proportion of the weights, for one free slot at a time as for a hundred at once.
+        Deficit round robin: a lane that is asked then owes that number to the others by their weights, so over time
+        slots are in proportion to the weights, for one free slot at a time as for a hundred at once.
         """
         lane = self._first()
         if self._lanes == 1:
@@ -90,7 +90,7 @@ class Tier:
         return lane, amount
 
     def next_of_all(self, wanted: int) -> tuple[Lane, int]:
-        """Return the same where those that had nothing are asked as well, every other time."""
+        """Return the same, but every other time a lane that was empty."""
         self._is_odd = not self._is_odd
         if not self.empty or (self._lanes and self._is_odd):
             return self.next(wanted)
@@ -99,7 +99,7 @@ class Tier:
         return lane, wanted
 
     def _first(self) -> Lane:
-        """Return the lane that is owed most; of several the one that waits longest."""
+        """Return the lane that is owed most; of equal ones the one that waits longest."""
         heads: list[Lane] = []
         for turns in self._turns.values():
             while turns and turns[0][2].turn is not turns[0]:

@@ -1,4 +1,4 @@
-"""What the code of attempts logs, kept while they run: by attempt, in the bucket LOGS.
+"""The keeper of log lines of running attempts: by attempt, in the bucket LOGS.
 
 An attempt has no log before its code logs a line, and no attempt waits for the store. If a log cannot be stored, the
 worker logs a warning, and its jobs go on.
@@ -39,7 +39,7 @@ class LogKeeper(logging.Handler):
     def __init__(
         self, ledger: Ledger, config: WorkerConfig, running: Callable[[], Mapping[JobRef, Attempt]]
     ) -> None:
-        """`running`: the attempts whose records are kept; `config` says how much of them, and whether prints, too."""
+        """`running`: the attempts whose records are kept; `config`: how much, and whether prints, too."""
         super().__init__()
         self._ledger = ledger
         self._bytes_max = config.log_bytes_max  #: of each attempt; 0 keeps none
@@ -48,7 +48,7 @@ class LogKeeper(logging.Handler):
         self._formatter = logging.Formatter()
         self._waiting: dict[Attempt, None] = {}  #: attempts whose logs are to be stored; an ordered set
         self._changed = asyncio.Event()
-        self._hurry = asyncio.Event()  #: an attempt ended: somebody may look for its log now
+        self._hurry = asyncio.Event()  #: set when an attempt ended, since somebody may look for its log now
         self._is_made = False  #: whether the bucket exists
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class LogKeeper(logging.Handler):
                 prints.listen(self._on_print)
 
     def _on_print(self, text: str) -> None:
-        """Keep what an attempt printed, whatever levels loggers have; no other handler gets it: it was printed."""
+        """Keep a line that an attempt printed, whatever levels loggers have; no other handler gets it."""
         fields = {"name": prints.LOGGER, "msg": text, "levelno": logging.INFO, "levelname": "INFO"}
         self.handle(logging.makeLogRecord(fields))
 
@@ -68,7 +68,7 @@ class LogKeeper(logging.Handler):
         attempt = job_filter.current.get()
         if not isinstance(attempt, Attempt) or _is_ours(record.name):
             return
-        if attempt.job.order.key:  # its lines may hold what is to be erased
+        if attempt.job.order.key:  # its lines may hold data that must be erasable
             return
         if self._running().get(attempt.ref) is not attempt:  # the attempt is another worker's, or has ended
             return
@@ -85,7 +85,7 @@ class LogKeeper(logging.Handler):
             step=job_filter.step.get(),
             text=self._formatter.format(record),
         )
-        log = attempt.control.log  # `handle` holds a lock: nobody else makes one now
+        log = attempt.control.log  # `handle` holds a lock: no other thread makes one now
         if log is None:
             log = attempt.control.log = AttemptLog(self._bytes_max)
         if log.add(line):
@@ -105,7 +105,7 @@ class LogKeeper(logging.Handler):
         self._hurry.set()
 
     async def run(self) -> None:
-        """Store what changes until cancelled."""
+        """Store changed logs until cancelled."""
         while True:
             await self._changed.wait()
             with contextlib.suppress(TimeoutError):
@@ -116,7 +116,7 @@ class LogKeeper(logging.Handler):
             await self._store_all()
 
     async def end(self) -> None:
-        """Keep no more, and store what waits, within a limit."""
+        """Stop keeping records, and store waiting logs, within a limit."""
         logging.getLogger().removeHandler(self)
         prints.leave(self._on_print)
         with contextlib.suppress(TimeoutError):

@@ -16,7 +16,7 @@ _CUT: Final = "... (cut)"
 
 
 class AttemptLog:
-    """Lines, the oldest of which go where there is no room for more."""
+    """Lines of one attempt; without room for a new line the oldest ones go."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -28,7 +28,7 @@ class AttemptLog:
         self.ended = False  #: whether the attempt has ended
 
     def add(self, line: KeptLine) -> bool:
-        """Keep a line, its text cut to what one line may have; return whether it is the first since `taken`."""
+        """Keep a line, with its text cut to the limit of a line; return whether it is the first since `taken`."""
         text = line.text.encode("utf-8", "replace")
         if len(text) > LINE_BYTES_MAX:
             text = text[:LINE_BYTES_MAX] + _CUT.encode()
@@ -46,7 +46,7 @@ class AttemptLog:
         return not was_changed
 
     def taken(self) -> tuple[tuple[KeptLine, ...], int]:
-        """Return the lines that are kept, and how many older ones went."""
+        """Return the kept lines, and the number of removed older ones."""
         with self._lock:
             self._is_changed = False
             return tuple(line for _, line in self._lines), self.cut

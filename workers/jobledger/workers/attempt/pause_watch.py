@@ -1,4 +1,4 @@
-"""Hearing that a queue is paused or resumed: at once when a hint comes, else at the next look."""
+"""The watch for pauses of queues and their ends: at once when a hint comes, else at the next look."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jobledger.ledger.nats.pauses import queue_state
 logger = logging.getLogger("jobledger.workers.attempt.pause_watch")
 
 _LOOK_EVERY_S: Final = 10.0
-#: After a hint, since a replica may lag behind.
+#: Looks after a hint, since a replica may lag behind.
 _TRIES_MAX: Final = 5
 _TRY_AGAIN_S: Final = 0.02
 
 
 class PauseWatch:
-    """Calls `on_change` with each queue that was paused or resumed, and what its newest event says.
+    """Calls `on_change` with each queue that was paused or resumed, and its new state.
 
-    Nothing depends on it: a paused consumer hands out nothing, whether or not its workers know why.
+    Nothing depends on it: a paused consumer delivers nothing, whether or not its workers know why.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PauseWatch:
         self._on_change = on_change
         self._hinted: set[str] = set()
         self._wake = asyncio.Event()
-        self.states: dict[str, QueueState] = {}  #: of the queues that have events, as far as is known
+        self.states: dict[str, QueueState] = {}  #: known states of the queues that have events
 
     async def open(self) -> None:
         """Listen for hints."""
@@ -49,7 +49,7 @@ class PauseWatch:
         self._wake.set()
 
     def holds_back(self, queue: str) -> bool:
-        """Return whether to give a delivered job of the queue back, as it is paused; then have the pause checked."""
+        """Return whether to give a delivered job back because its queue is paused; then have the pause checked."""
         state = self.states.get(queue)
         if state is None or not state.is_paused(self._ledger.clock.now()):
             return False
@@ -74,7 +74,7 @@ class PauseWatch:
                 logger.debug("queues could not be looked at: %s", error)
 
     async def _look(self, queues: set[str]) -> None:
-        """Look at queues until each has another event than before, a few times at the most."""
+        """Look at queues until each has a new event, at most a few times."""
         for _ in range(_TRIES_MAX):
             queues = {queue for queue in sorted(queues) if not await self._learn(queue)}
             if not queues:
@@ -82,7 +82,7 @@ class PauseWatch:
             await asyncio.sleep(_TRY_AGAIN_S)
 
     async def _learn(self, queue: str) -> bool:
-        """Return whether a queue's newest event is another than before; tell what it says."""
+        """Return whether a queue has a new event; pass its state on."""
         state, before = await queue_state(self._ledger.log, queue), self.states.get(queue, QueueState())
         if state.sequence <= before.sequence:
             return False

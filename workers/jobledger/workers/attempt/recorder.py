@@ -45,9 +45,9 @@ class Recorder:
         self.fenced = 0  #: outcomes that were refused because their claim was lost
 
     def begin(self, attempt: Attempt, outcome: Outcome, answered: Callable[[int | Exception], None]) -> bool:
-        """Append an ordinary outcome, and let `answered` hear whether it is stored; return False for any other.
+        """Append an ordinary outcome, and call `answered` with whether it is stored; return False for any other.
 
-        An outcome is ordinary where nothing else has to be stored or told.
+        An outcome is ordinary if nothing else has to be stored or reported.
         """
         control, job = attempt.control, attempt.job
         if (
@@ -66,14 +66,14 @@ class Recorder:
         return True
 
     def tell_enqueuer(self, job: Job) -> None:
-        """Tell whoever enqueued a job that has ended, if they asked for that."""
+        """Notify the enqueuer of a job that has ended, if it asked for that."""
         if job.order.notify:
             self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
 
     async def record(self, attempt: Attempt, outcome: Outcome) -> Settlement:
-        """Append the outcome on condition of the claim; return how the job's work item is to be settled.
+        """Append the outcome on condition of the claim; return the settlement of the job's work item.
 
-        It is dropped when the claim was lost: another worker holds job and message, whose delivery an ack would settle.
+        It is dropped if the claim was lost: another worker has job and message, and an ack would settle that delivery.
 
         Raises: LedgerFullError, UnreachableError, WrongSequenceError after trying for minutes.
         """
@@ -98,7 +98,11 @@ class Recorder:
                 )
             except (LedgerFullError, UnreachableError, WrongSequenceError):
                 after = await self._retry(attempt, chain, outcome)
-        except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: ended, and archived
+        except (
+            StaleClaimError,
+            IllegalTransitionError,
+            JobNotFoundError,
+        ):  # not found: it has ended, and is archived
             stored = (await load(log, attempt.ref)).job
             if self._is_recorded(attempt, stored):
                 return settled_by_now(attempt.job, stored)
@@ -106,7 +110,7 @@ class Recorder:
             return DROP
         if self.is_wordy or isinstance(outcome, Fail):
             self._tell(attempt, outcome, after)
-        # The result is folded only where somebody asked for it.
+        # The result is folded only if somebody asked for it.
         if attempt.job.order.notify or attempt.job.task in self._hooks.hooked:
             assert after.job is not None, "an outcome leaves the job in the chain"
             self.announce(after.job, identity)
@@ -118,7 +122,7 @@ class Recorder:
         return ACK
 
     def _tell_recorded(self, attempt: Attempt, outcome: Outcome) -> Settlement:
-        """Tell of what was recorded already: a run's pause, or its end in one append with the job that hears of it."""
+        """Report an outcome that was recorded already: a run's pause, or its end with its callback job."""
         if self.is_wordy:
             self._tell(attempt, outcome, attempt.newest_chain)
         job = attempt.newest_chain.job
@@ -134,7 +138,7 @@ class Recorder:
             logs.tell_end(outcome, attempt.job, self._ledger.clock.now())
 
     async def _retry(self, attempt: Attempt, chain: JobView, outcome: Outcome) -> JobView:
-        """Append what follows from the outcome, whatever trouble the first try met."""
+        """Append the events of the outcome, whatever error the first try had."""
         return await retry_store(
             f"the outcome of job {attempt.job.id}",
             # `known`, so that a lagging replica's view, older than our claim, does not make it look lost.
@@ -149,14 +153,14 @@ class Recorder:
         )
 
     def _is_recorded(self, attempt: Attempt, stored: Job | None) -> bool:
-        """Return whether our outcome is stored after all: only the server's answer was lost."""
+        """Return whether our outcome is stored, and only the server's answer was lost."""
         epoch = attempt.job.claim_epoch
         return stored is not None and any(
             each.epoch == epoch and each.state in ENDED_BY_HOLDER for each in stored.attempts
         )
 
     async def _fence(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Leave the receipt of an outcome that was refused."""
+        """Record the receipt of a refused outcome."""
         job, refused = attempt.job, outcome_type(outcome)
         number = job.attempts_count
         self.fenced += 1
@@ -168,7 +172,7 @@ class Recorder:
             )
 
     def on_ended_by_claim(self, job: Job, identity: str) -> None:
-        """Tell of a job that its claim ended: it was to be cancelled, or had no attempt left."""
+        """Report a job that its claim ended: it had to be cancelled, or had no attempt left."""
         if job.state is JobState.DEAD_LETTERED:
             logs.tell_dead_letter(job, identity)
         if job.attempts and job.attempts[-1].state == "lost":
@@ -176,7 +180,7 @@ class Recorder:
         self.announce(job, identity)
 
     def announce(self, job: Job, identity: str) -> None:
-        """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
+        """Report the job's outcome to its enqueuer, if asked for, and to the hooks."""
         if job.is_final:
             self.tell_enqueuer(job)
         if job.state is JobState.COMPLETED:
@@ -188,9 +192,9 @@ class Recorder:
 
 
 def _settled(job: Job | None) -> Settlement:
-    """Return what becomes of the work item of a job whose outcome is recorded: an ack, unless it is offered again.
+    """Return the settlement of the work item of a job whose outcome is recorded: an ack, unless it is offered again.
 
-    Also where it is not this work item that counts, since whoever gets it then finds that it is done with.
+    Also if another work item counts now, since the worker that gets this one would only find it done.
     """
     is_offered = (
         job is not None and job.state is JobState.QUEUED and job.wait_sequence > job.dispatch_sequence
@@ -199,7 +203,7 @@ def _settled(job: Job | None) -> Settlement:
 
 
 def settled_by_now(job: Job, stored: Job | None) -> Settlement:
-    """Return what becomes of the work item of a job whose outcome was stored long before its worker heard of it.
+    """Return the settlement of the work item of a job whose outcome was stored long before its worker heard of it.
 
     Another worker may run the next attempt by now, with the same work item: an ack would settle its delivery.
     """
@@ -215,7 +219,7 @@ def settled_by_now(job: Job, stored: Job | None) -> Settlement:
 def _with_report(
     chain: JobView, report: ReportProgress, outcome: Outcome, stamp: Stamp
 ) -> tuple[JobEvent, ...]:
-    """Return what follows from a last report of progress and the outcome behind it, to be appended as one."""
+    """Return the events of a last report of progress and of the outcome after it, to be appended as one."""
     (progressed,) = decide(chain.job, report, stamp)
     job = evolve(chain.job, progressed, chain.last_sequence + 1)
     return (progressed, *decide(job, outcome, stamp))

@@ -1,4 +1,4 @@
-"""Keeping the result of an attempt until it can be stored: running the task again would cost more than waiting."""
+"""Repeated tries to store the result of an attempt, since another run of the task would cost more than waiting."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger("jobledger.workers.attempt")
 
 T = TypeVar("T")
 
-#: How long an outcome or a claim is kept while the server is away or full; then the job is left for a redelivery.
+#: How long an outcome or a claim is tried while the server is away or full; then the job is left to a redelivery.
 LIMIT_S: Final = 300.0
 _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 5.0
-#: Between two tries at a full ledger, which may get room at any moment, and refuses at little cost.
+#: Pause between two tries at a full ledger, which may get room at any moment, and refuses at little cost.
 FULL_PAUSE_S: Final = 1.0
 
 
@@ -27,7 +27,7 @@ async def retry_store(
 ) -> T:
     """Call `store` until it succeeds; safe for conditional appends, which cannot be stored twice.
 
-    The first failure is logged as a warning, or more quietly where `outage` has logged the cause already.
+    The first failure is logged as a warning, or at a lower level if `outage` has logged the cause already.
 
     Raises: LedgerFullError, UnreachableError after `limit_s`; any other error at once.
     """

@@ -1,8 +1,8 @@
-"""What the broker is told about a delivery, and how long one that cannot run now is held back. Pure.
+"""The settlement of a delivery at the broker, and the delay of one that cannot run now. Pure.
 
 Every delay grows with the delivery count: a consumer delivers one dispatch at most `DELIVERIES_MAX` times, and an
 obstacle that lasts for a while must not use them up in moments. If they are used up all the same, the dead-letter
-reactor looks at the job, so nothing is lost.
+reactor checks the job, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from jobledger.ledger.nats.durables import DELIVERIES_MAX
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What becomes of one delivery."""
+    """The settlement of one delivery."""
 
-    #: `ack`: its dispatch is done with. `nak`: deliver it again, after `delay_s`. `drop`: the broker hears nothing, and
+    #: `ack`: its dispatch is done. `nak`: deliver it again, after `delay_s`. `drop`: the broker gets no reply, and
     #: delivers it again after the ack wait. `join`: it is settled with the attempt of the same job that runs here.
     word: Literal["ack", "nak", "drop", "join"]
     delay_s: float = 0.0  #: the delay of a nak
@@ -34,11 +34,11 @@ def nak(delay_s: float) -> Settlement:
 
 
 AGAIN: Final = nak(0.0)  #: its dispatch is for the next attempt, too
-#: Up to this delivery a job that failed is offered again by the dispatch that it has; then it gets a fresh one. Few, as
-#: later deliveries are held back for longer where its worker dies.
+#: Up to this delivery a failed job is offered again by its present dispatch; after that it gets a new one. A small
+#: number, since later deliveries are delayed longer if the worker dies.
 AGAIN_DELIVERIES_MAX: Final = 5
 
-#: The delivery at which a job of an unknown task is given up; one more is left in case that worker dies.
+#: The delivery at which a job of an unknown task is given up; one more is left in case the worker dies then.
 UNKNOWN_TASK_DELIVERIES_MAX: Final = DELIVERIES_MAX - 1
 _UNKNOWN_TASK_S: Final = 2.5
 _UNKNOWN_TASK_S_MAX: Final = 600.0
@@ -53,7 +53,7 @@ _STEADY_DELIVERIES: Final = 5
 
 
 def unknown_task_s(delivered: int) -> float:
-    """Return the delay until a worker may have the task: it may be busy, or not be deployed yet. 82 min in all."""
+    """Return the delay until a worker may have the task, which may be busy or not deployed yet. 82 min in all."""
     return min(_UNKNOWN_TASK_S * delivered * delivered, _UNKNOWN_TASK_S_MAX)
 
 
@@ -70,7 +70,8 @@ def unreadable_s(delivered: int) -> float:
 def no_lease_s(delivered: int) -> float:
     """Return the delay until this worker may have a lease again, or another one takes the job: 7 min in all.
 
-    It is bounded also for a dispatch that was delivered often because its workers died: a lease is back in seconds.
+    It is bounded, also for a dispatch that was delivered often because its workers died, since a lease is back in
+    seconds.
     """
     return min(soon_s(_NO_LEASE_S, delivered), _NO_LEASE_S_MAX)
 

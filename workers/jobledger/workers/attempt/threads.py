@@ -1,4 +1,4 @@
-"""Calling sync tasks in threads, and leaving behind those that run on after their attempt has ended."""
+"""Calls of sync tasks in threads, which are left behind if they run on after their attempt has ended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jobledger.workers.attempt.abandoned import AbandonedSlots, stack_of_thread
 
 
 class _Call:
-    """One call of a function; each side writes its own marks before it reads the other's."""
+    """One call of a function; each side sets its own fields before it reads the other's."""
 
     def __init__(self) -> None:
-        self.thread_id: int | None = None  #: the thread that makes the call, once it does
+        self.thread_id: int | None = None  #: the thread that makes the call; None: not begun
         self.ended = False
         self.abandoned = False
 
@@ -32,17 +32,17 @@ class Threads:
         self._abandoned = abandoned
 
     async def call(self, function: Callable[[], Any], *, name: str) -> Any:
-        """Call a function in a thread and return or raise what it did; cancelled, it leaves the thread behind.
+        """Call a function in a thread, with its result or error as outcome; when cancelled, leave the thread behind.
 
-        `name` says whose function it is, for the log.
+        `name` is the owner of the function, for the log.
         """
         call = _Call()
 
         def run() -> tuple[Any, BaseException | None]:
             call.thread_id = threading.get_ident()
-            # An exception is handed over as a value: a GeneratorExit that is thrown into a coroutine would close it.
+            # An exception is passed as a value, since a GeneratorExit that is thrown into a coroutine would close it.
             try:
-                # Abandoned before it began: do not call it, since nobody counts its slot.
+                # Abandoned before its beginning: do not call it, since nobody counts its slot.
                 return None if call.abandoned else function(), None
             except BaseException as error:  # noqa: BLE001 - raised again on the other side
                 return None, error

@@ -51,7 +51,7 @@ class ChildStartError(LedgerError):
 
 
 class Listener(Protocol):
-    """Hears what a task says through its context while it runs. Whoever calls it kills the process if it raises."""
+    """Gets the reports of a running task. The caller kills the process if a method raises."""
 
     def heartbeat(self) -> None:
         """Note a sign of life."""
@@ -67,7 +67,7 @@ class Listener(Protocol):
 
 
 class TaskValue(msgspec.Struct, frozen=True):
-    """The task returned: its value as JSON text, or what it wished for."""
+    """The task returned: its value as JSON text, or the outcome that it asked for."""
 
     value: msgspec.Raw | Wish
 
@@ -76,7 +76,7 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The task failed, and its process lives."""
 
     error: ErrorInfo
-    may_retry: bool  #: by the task's `retry_on` and `give_up_on`, which only its process can apply
+    may_retry: bool  #: from the task's `retry_on` and `give_up_on`, which only its process can apply
 
 
 class ProcessDeath(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +225,7 @@ class ChildProcess:
         await self.end()
 
     async def end(self) -> None:
-        """Wait until it is gone, which it was asked or killed for, and close all that belongs to it."""
+        """Wait until it is gone, after it was asked to end or killed, and close its files."""
         await self._child.until_ended(KILL_LIMIT_S)
         self._child.reap()
         if self._lifeline >= 0:

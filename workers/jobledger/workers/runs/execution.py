@@ -1,4 +1,4 @@
-"""From a claimed attempt of a run to its outcome: play its function, undo what is to be undone, say what to record."""
+"""From a claimed attempt of a run to its outcome: run its function, undo steps if necessary, return the outcome."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class RunExecution:
         self._journals: dict[JobRef, AttemptJournal] = {}
 
     def on_hint(self, ref: JobRef) -> None:
-        """Hear that somebody appended to the chain of a run."""
+        """Take a hint that somebody appended to the chain of a run."""
         journal = self._journals.get(ref)
         if journal is not None:
             journal.on_hint()
 
     async def run(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
-        """Go on with a run from where its steps stand; return what to record, or what was recorded as it parked.
+        """Go on with a run after its recorded steps; return the outcome to record, or the one recorded when it parked.
 
         Raises: as `Execution.run`; LedgerFullError, UnreachableError when a step could not be recorded.
         """
@@ -110,7 +110,7 @@ class _Play:
     async def run(self, arguments: dict[str, Any]) -> Outcome:
         """Play the function, and undo what it did if the run is to end otherwise than completed.
 
-        If the server keeps something from being recorded or read, the run has not failed: it costs no attempt.
+        If the server prevents a write or a read, the run has not failed: this costs no attempt.
         """
         control, journal = self._attempt.control, self._journal
         try:
@@ -161,7 +161,7 @@ class _Play:
         control.undoing, control.cancelled, control.stop_reason, control.limit = True, False, "", ""
 
     async def _outcome_of(self, function: Callable[[], Awaitable[Any]]) -> Outcome:
-        """Return what the end of the function, whichever it is, means for the run."""
+        """Return the outcome that follows from any end of the function."""
         attempt, execution = self._attempt, self._shared.execution
         try:
             value = await execution.within(attempt, self._task, lambda: self._closed(function))
@@ -321,7 +321,7 @@ class _Play:
         await call.run(undo.key)
 
     async def _record_why(self, error: ErrorInfo) -> None:
-        """Record that the run goes back and why, so that no later attempt goes forward again."""
+        """Record that the run undoes its steps, and why, so that no later attempt goes forward again."""
         asked = await self._passage.ask(UNDO, "undo", "run")
         await self._passage.fail(asked, error)
 
@@ -339,7 +339,7 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
 
 
 def _both(outcome: Outcome, failed: list[StepFailedError]) -> ErrorInfo:
-    """Return an error that names what the run ended for and which undos failed."""
+    """Return an error that names the cause of the run's end and the undos that failed."""
     undone = "; ".join(str(each) for each in failed)
     why = (
         f"{outcome.error.type}: {outcome.error.message}" if isinstance(outcome, Fail) else "it was cancelled"

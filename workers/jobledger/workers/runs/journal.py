@@ -65,16 +65,16 @@ StepAppend = StepCommand | RefuseSignal | CopyEnds | Join
 
 T = TypeVar("T")
 
-#: What keeps something from being stored or read, and is no failure of the run's code.
+#: Errors that prevent a write or a read, and are no failure of the run's code.
 _TROUBLES: Final = (LedgerFullError, UnreachableError, WrongSequenceError)
 #: Pause before a chain is read again because a known event was not in it.
 _LAG_S: Final = 0.02
-#: What is called where a run asks for a step: the step itself in a worker, perhaps a stand-in in a test.
+#: The function called for a step of a run: the step itself in a worker, perhaps a stand-in in a test.
 InPlaceOf = Callable[[StepFunction[..., Any]], StepFunction[..., Any]]
 
 
 class RunSurroundings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the runs of one worker share."""
+    """The objects that the runs of one worker share."""
 
     execution: Execution
     children: ChildJobs | None = None  #: makes the jobs that runs ask for; None where nothing may be made
@@ -90,12 +90,12 @@ class RunSurroundings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class AttemptJournal:
-    """What one attempt of a run records and learns; see `RunJournal`."""
+    """The journal of one attempt of a run; see `RunJournal`."""
 
     def __init__(self, shared: RunSurroundings, attempt: Attempt, channel: AttemptChannel) -> None:
         self.chance = shared.chance
         self.epoch = attempt.job.claim_epoch
-        #: The error that kept something from being recorded: the attempt then has no outcome of its own.
+        #: The error that prevented a record: the attempt then has no outcome of its own.
         self.trouble: LedgerFullError | UnreachableError | WrongSequenceError | None = None
         self._shared = shared
         self._ledger = shared.execution.ledger
@@ -388,7 +388,7 @@ class AttemptJournal:
         return self._tables
 
     def release(self) -> None:
-        """Let go of what the attempt kept on this machine."""
+        """Release the files that the attempt kept on this machine."""
         if self._tables is not None:
             self._tables.release()
 

@@ -1,4 +1,4 @@
-"""Noticing that source files changed, for development: compares their times and sizes twice a second.
+"""The watch for changed source files, for development: compares their times and sizes twice a second.
 
 Only `.py` files, in the folders that the application's modules come from; hidden folders, virtual environments,
 caches and node_modules are left out. Of a large tree only the first files are watched.
@@ -24,7 +24,7 @@ _FOLDERS_MAX: Final = 2_000
 _SETTLE_LOOKS_MAX: Final = 20
 _PASSED_OVER: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 
-#: What tells two versions of a file apart: time of change in nanoseconds, bytes, inode.
+#: The facts that distinguish two versions of a file: time of change in nanoseconds, bytes, inode.
 Seen = dict[str, tuple[int, int, int]]
 
 
@@ -65,8 +65,7 @@ class SourceWatch:
     async def run(self, on_change: Callable[[list[str]], None]) -> None:
         """Call `on_change` with the paths that changed, came or went since this was made, until cancelled.
 
-        An editor or a checkout writes several files: they are told together, once nothing has changed between two
-        looks.
+        An editor or a checkout writes several files: they are reported together, once two looks find no change.
         """
         while True:
             await anyio.sleep(self._poll_s)
@@ -86,7 +85,7 @@ class SourceWatch:
         return before
 
     def look(self) -> Seen:
-        """Return what there is."""
+        """Return the files that exist."""
         found: Seen = {}
         for entry in self._entries():
             try:

@@ -74,7 +74,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(message)
 
     def restarts(self) -> Restarts:
-        """Return the pauses of one place."""
+        """Return the restart pauses of one place."""
         return Restarts(first_s=self.restart_s_first, max_s=self.restart_s_max, healthy_s=self.healthy_s)
 
 
@@ -84,7 +84,7 @@ class WorkerProcess(msgspec.Struct, eq=False):
     child: Child[SaidBySupervised]
     #: Under which it took leases, the newest.
     identities: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=_IDENTITIES_MAX))
-    is_replaced: bool = False  #: it was asked to make room for a successor
+    is_replaced: bool = False  #: True: it was asked to make room for a successor
 
 
 async def _group_gone(group: int) -> bool:
@@ -220,7 +220,7 @@ class Supervisor:
     async def _until_buried(self, process: WorkerProcess) -> int:
         child = process.child
         self._processes.add(process)
-        if self._stopping.is_set():  # since we began to start it: it has nothing to finish
+        if self._stopping.is_set():  # the stop came during its start: it has nothing to finish
             child.ask(Stop(at_once=True), self._config.farewell_s)
         try:
             try:
@@ -263,7 +263,7 @@ class Supervisor:
                     except LedgerError as error:
                         logger.info("lease of %s cannot be ended yet: %s", identity, error)
                         await anyio.sleep(_LEASE_RETRY_S)
-                    except Exception:  # whatever it is: the lease expires, and other processes need care
+                    except Exception:  # any error: the lease expires anyway, and other processes need care
                         logger.exception("lease of %s cannot be ended", identity)
                         break
 

@@ -1,1 +1,1 @@
-"""What `decisions` is made of: the facts that every command leads to, and the decisions on runs and pauses. Pure."""
+"""The parts of `decisions`: the facts that every command leads to, and the decisions on runs and pauses. Pure."""

@@ -23,7 +23,7 @@ _replace = msgspec.structs.replace
 _asdict = msgspec.structs.asdict
 
 
-#: Releases before 0.2 knew one state for both waits, and a flag: it is still stored so.
+#: Releases before 0.2 knew one state for both waits, and a flag; both waits are still stored so.
 _SAME_FIELDS: Final = tuple(
     name for name in CarriedJob.__struct_fields__ if name not in ("state", "paused_by_operator")
 )
@@ -57,10 +57,10 @@ def _without_tracebacks(several: tuple[_T, ...]) -> tuple[_T, ...]:
 
 
 def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None:
-    """Return the first field in which `event` says something else than the events before it, None when it does not.
+    """Return the first field in which `event` differs from the events before it; None: it agrees with them.
 
-    With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared. An event of an earlier release
-    is compared in the fields that that release had.
+    With `is_lean` only the values that `lifecycle.lean` leaves are compared. An event of an earlier release is
+    compared in the fields of that release.
     """
     goes_on = bool(event.steps_before or event.signals_before)
     if event.job_state.last_sequence != job.last_sequence and not goes_on:
@@ -76,15 +76,17 @@ def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None
 
 
 def _part(job: Job, event: Carried, *, tracebacks: bool) -> CarriedJob:
-    """Return the part of a carried job that an event should hold, by its place among the `carried` events of the job.
+    """Return the part of a carried job that belongs into an event, by its place among the job's `carried` events.
 
-    A long run has many such events, so each is held to its own steps and signals alone.
+    A long run has many such events, so each is compared only with its own steps and signals.
     """
     state, at_step, at_signal = event.job_state, event.steps_before, event.signals_before
     steps = dict(islice(job.steps.items(), at_step, at_step + len(state.steps)))
     signals = job.signals[at_signal : at_signal + len(state.signals)]
     part = carried_job(_replace(job, steps=steps, signals=signals), tracebacks=tracebacks)
-    if job.is_incomplete and (at_step, at_signal) == _sizes(job):  # only this event holds these
+    if job.is_incomplete and (at_step, at_signal) == _sizes(
+        job
+    ):  # no other event has these steps and signals
         part = _replace(part, steps=state.steps, signals=state.signals)
     return _replace(part, last_sequence=state.last_sequence) if at_step or at_signal else part
 

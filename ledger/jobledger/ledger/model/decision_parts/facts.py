@@ -24,7 +24,7 @@ from jobledger.ledger.model.runs.steps import open_children
 
 Events = tuple[JobEvent, ...]
 
-#: A run with such an error goes on from its steps, once a person has mended what is wrong.
+#: A run with such an error goes on from its steps once a person has mended the cause.
 MENDABLE: Final = frozenset[ErrorKind]({"diverged", "in_doubt"})
 
 #: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
@@ -34,7 +34,9 @@ _RUNNING = JobState.RUNNING
 def envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
     """Return the fields that every event of a job has."""
     return {
-        "v": VERSION_SEALED if job.order.key else 1,  # given: a default factory is a call per event
+        "v": VERSION_SEALED
+        if job.order.key
+        else 1,  # given here, because a default factory costs a call per event
         "key": job.order.key,
         "prev": "",
         "job": job.id,
@@ -49,7 +51,7 @@ def envelope(job: Job, stamp: Stamp) -> dict[str, Any]:
 
 
 def ending(job: Job, stamp: Stamp) -> dict[str, Any]:
-    """Return the fields of every event that ends a job: its envelope, and what its parent and its children need."""
+    """Return the fields of every event that ends a job: its envelope, and those for its parent and its children."""
     return {**envelope(job, stamp), **of_family(job)}
 
 
@@ -59,7 +61,7 @@ def cancelled(job: Job, stamp: Stamp, reason: str) -> Cancelled:
 
 
 def dead_lettered(job: Job, stamp: Stamp, reason: DeadReason, error: ErrorInfo | None) -> DeadLettered:
-    """Give a job up; nobody is told if it is a run that goes on once a person has mended the cause."""
+    """Give a job up. If it is a run that can go on once a person has mended the cause, its parent is not told."""
     told = _is_told(job) and reason != "diverged" and (error is None or error.kind not in MENDABLE)
     return DeadLettered(**ending(job, stamp), reason=reason, error=error, calls_back=told)
 
@@ -74,10 +76,10 @@ def of_family(job: Job) -> dict[str, Any]:
 
 
 def ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Held:
-    """Make a job that exists ready: `queued`, but `held` where it has limits and they did not admit it yet.
+    """Make an existing job ready: `held` if it has limits that did not admit it yet, else `queued`.
 
-    The one way into both states, so that nothing bypasses a limit. The order stays in the chain, only changes are
-    written again.
+    This is the only way into both states, so that nothing bypasses a limit. The event repeats only changed parts of
+    the order.
     """
     order = job.order
     fields: dict[str, Any] = {
@@ -94,7 +96,7 @@ def ready(job: Job, stamp: Stamp, cause: Cause, **changes: Any) -> Queued | Held
 
 
 def require(job: Job, what: str, *states: JobState) -> None:
-    """Refuse a command in all other states.
+    """Refuse a command if the job is in none of these states.
 
     Raises: IllegalTransitionError.
     """
@@ -103,7 +105,7 @@ def require(job: Job, what: str, *states: JobState) -> None:
 
 
 def check_epoch(job: Job, epoch: int) -> None:
-    """Refuse a claim that is not the newest.
+    """Refuse any claim but the newest.
 
     Raises: StaleClaimError.
     """
@@ -117,5 +119,5 @@ def check_claim(job: Job, epoch: int) -> None:
     Raises: StaleClaimError, IllegalTransitionError.
     """
     check_epoch(job, epoch)
-    if job.state is not _RUNNING:  # both epochs are 0: nobody holds it
+    if job.state is not _RUNNING:  # both epochs may be 0: nobody holds the job
         raise IllegalTransitionError(job.id, job.state.value, "report an outcome")

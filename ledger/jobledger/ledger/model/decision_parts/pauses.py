@@ -1,4 +1,4 @@
-"""Decisions on what a person does to a job: pause it, let it go on, cancel it. Pure."""
+"""Decisions on a person's acts on a job: pause, resume, cancel. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def request_pause(job: Job, command: RequestPause, stamp: Stamp) -> Events:
 
 
 def resume(job: Job, command: ResumeJob, stamp: Stamp) -> Events:
-    """Let a job go on that a person paused: run it if what it waited for has come, else let it wait for that again."""
+    """End a person's pause of a job: run the job if the awaited thing has come, else let it wait for that again."""
     if job.state is not JobState.PAUSED:
         state = "asked to pause and still running" if job.pause_requested else job.state.value
         raise IllegalTransitionError(job.id, state, "be resumed")
@@ -68,11 +68,11 @@ def resume(job: Job, command: ResumeJob, stamp: Stamp) -> Events:
 
 
 def _waits(job: Job) -> dict[str, Any]:
-    """Return the fields of `paused` that say what a job waits for."""
+    """Return the fields of `paused` that name what a job waits for."""
     return {"until": job.due_at, "steps": job.awaited, "undos": job.undos}
 
 
 def _has_come(job: Job, stamp: Stamp) -> bool:
-    """Whether a step that it waits for is over, or its group has room for more."""
+    """Whether a step that the job waits for is over, or the step's group has room for more."""
     steps = [job.steps[key] for key in job.awaited if key in job.steps]
     return any(is_over(step, job.signals, stamp.at) or admissible(step) for step in steps)

@@ -42,17 +42,18 @@ NEEDED: Final[Mapping[type, Permission]] = {
     Discard: "review",
     Note: "review",
 }
-#: One more attempt of a dead letter, as it is: what `retry` asks for.
+#: One more attempt of an unchanged dead letter: the command of `retry`.
 _ONCE_MORE: Final = Requeue()
 
 
 def permit(principal: Principal, job: Job | None, command: Command) -> None:
     """Refuse a command that the principal may not give.
 
-    The ledger's own jobs are begun as an operator's, by code that permitted their parts one by one.
+    The ledger's own jobs are begun with an operator's rights, by code that checked the rights to their parts one by
+    one.
 
-    Raises: JobNotFoundError for a job that they may not see; AccessDeniedError; InvalidInputError for a job of the
-        ledger's own, and for an id of a form that is kept for derived ids.
+    Raises: JobNotFoundError for a job that the principal may not see; AccessDeniedError; InvalidInputError for a job
+    of the ledger's own, and for an id in a form that is reserved for derived ids.
     """
     needed = NEEDED.get(type(command))
     if needed is None:
@@ -63,7 +64,7 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
         _permit_to_begin(principal, command)
         return
     if job is None:
-        return  # there is nothing to protect: `decide` refuses it
+        return  # without a job `decide` refuses the command anyway
     if isinstance(command, Requeue):
         if _is_once_more(command) and principal.may("cancel"):
             needed = "cancel"
@@ -76,7 +77,7 @@ def _permit_to_begin(principal: Principal, command: Enqueue) -> None:
     queue, task, order = command.ref.queue, command.task, command.order
     if (
         order.rerun_of is not None
-    ):  # of a run that exists; of graphs and batches, too, whose runs people begin
+    ):  # children of an existing run; also runs of graphs and batches, which people begin
         principal.require("review", queue if queue == BUILT_IN_QUEUE else check_users_queue(queue), task)
     else:
         if task in INNER_TASKS or is_own_queue(queue):

@@ -1,4 +1,4 @@
-"""Decisions on runs: their steps, the ends of their children, the messages to them, and when they may wait. Pure."""
+"""Decisions on runs: on their steps, the ends of their children, messages to them, and their waits. Pure."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _check_goes_on(job: Job, known: Step, command: StepCommand) -> None:
 
 
 def check_signal(job: Job, command: CompleteStep) -> None:
-    """Refuse a signal that is not there: one is taken once, by a wait for its name, the oldest one first.
+    """Refuse a missing signal: each is taken once, by a wait for its name, the oldest first.
 
     Raises: IllegalTransitionError.
     """
@@ -136,7 +136,7 @@ def check_signal(job: Job, command: CompleteStep) -> None:
 
 
 def refuse_signal(job: Job, command: RefuseSignal, stamp: Stamp) -> Events:
-    """Record that a wait of the attempt whose claim was checked refuses the signal that it would take, once."""
+    """Record, once, that a wait refuses the signal that it would take; the attempt's claim was checked."""
     known = job.steps.get(command.step)
     if known is not None and (known.has_ended or (known.kind, known.target) != ("wait", command.name)):
         at = f"in step {command.step!r}, recorded as {known.kind} {known.target}, {known.state}"
@@ -156,7 +156,7 @@ def refuse_signal(job: Job, command: RefuseSignal, stamp: Stamp) -> Events:
 
 
 def _oldest_signal(job: Job, name: str, sequence: int, asked: str) -> KeptSignal:
-    """Return the signal that is next of its name. Raises: IllegalTransitionError where that is another, or none."""
+    """Return the next signal of its name. Raises: IllegalTransitionError if that is another one, or there is none."""
     oldest = next_signal(job.signals, name)
     if oldest is None or oldest.sequence != sequence:
         raise IllegalTransitionError(
@@ -166,7 +166,7 @@ def _oldest_signal(job: Job, name: str, sequence: int, asked: str) -> KeptSignal
 
 
 def _check_no_signal(job: Job, command: FailStep) -> None:
-    """Refuse to let a wait time out whose signal is recorded, though the run may not have seen it yet."""
+    """Refuse the time-out of a wait whose signal is recorded, even if the run has not seen the signal yet."""
     if (
         command.kind == "wait"
         and command.copied is None
@@ -176,7 +176,7 @@ def _check_no_signal(job: Job, command: FailStep) -> None:
 
 
 def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
-    """Let the attempt whose claim was checked wait, unless what it would wait for has come."""
+    """Let the attempt, whose claim was checked, wait, unless the awaited thing has come."""
     unknown = next((key for key in command.steps if key not in job.steps), None)
     if unknown is not None:
         raise IllegalTransitionError(job.id, f"without a step {unknown!r}", "wait for it")
@@ -187,7 +187,7 @@ def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
         if not command.steps or any(job.steps[key].kind != "undo" for key in command.steps):
             raise StepOverError(job.id, next(iter(command.steps), ""), "it was asked to end")
     elif job.pause_requested:
-        event = OPERATOR  # even if what it waits for has come: `resume` checks that
+        event = OPERATOR  # even if the awaited thing has come: `resume` checks that
     elif event == OPERATOR:
         raise IllegalTransitionError(job.id, "asked to pause by nobody", "pause until a person resumes it")
     if event != OPERATOR:
@@ -196,7 +196,7 @@ def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
 
 
 def _check_nothing_came(job: Job, command: Pause, stamp: Stamp) -> None:
-    """Refuse a wait that would never end, because what ends it is recorded already."""
+    """Refuse a wait that would never end, because the event that ends it is recorded already."""
     for key in command.steps:
         known = job.steps[key]
         if is_over(known, job.signals, stamp.at):
@@ -214,7 +214,7 @@ def paused(job: Job, stamp: Stamp, *, event: str, reason: str = "", **waits: Any
 
 
 def join(job: Job, command: Join, stamp: Stamp) -> Events:
-    """Count ends of children once, open as many others as there is room for, and wake the run if that ends its wait."""
+    """Count ends of children once, open more children while there is room, and wake the run if that ends its wait."""
     if job.state in CLOSED_STATES:
         raise IllegalTransitionError(job.id, job.state.value, "be joined")
     known = job.steps.get(command.step)
@@ -255,7 +255,7 @@ def copy_ends(job: Job, command: CopyEnds, stamp: Stamp) -> Events:
 
 
 def _news(job: Job, known: Step, command: Join) -> JoinFact:
-    """Return the ends in a command that are not recorded yet, and the children that may be opened then."""
+    """Return the ends in a command that are not recorded yet, and the children that may be opened after them."""
     order = known.order
     assert order is not None, "only groups are joined"
     counted = command.count if order.is_open and known.count is None else None
@@ -285,7 +285,7 @@ def _news(job: Job, known: Step, command: Join) -> JoinFact:
 
 
 def give_signal(job: Job, command: GiveSignal, stamp: Stamp) -> Events:
-    """Send a run a message: wake the run where it waits for one of this name, else keep the message."""
+    """Send a run a message: wake the run if it waits for a message of this name, else keep the message."""
     if job.is_final:
         raise IllegalTransitionError(job.id, job.state.value, f"be sent signal {command.name!r}")
     if command.id and any(each.id == command.id and not each.refused for each in job.signals):

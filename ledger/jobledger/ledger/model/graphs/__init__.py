@@ -1,1 +1,1 @@
-"""Graphs: what is stored of one, where its nodes take values of a run's input, and graphs under names."""
+"""Graphs: their stored form, the places that take values of a run's input, and graphs under names."""

@@ -1,7 +1,7 @@
 """Places in a stored graph whose values come from the input of each of its runs: `{"$input": "/customer"}`. Pure.
 
-Such an object stands for what is at its JSON pointer in the run's input, `""` for all of it. It may have a `default`,
-which is taken where the input has no such place. The pointers are those of routes.
+Such an object stands for the value at its JSON pointer in the run's input; the pointer `""` is the whole input. It may
+have a `default`, for an input without that place. The pointers are those of routes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pointers_in(value: object) -> list[str]:
 
 
 def filled(value: Any, given: Mapping[str, Any]) -> Any:
-    """Return a JSON value whose places are filled from the run's input.
+    """Return a JSON value with its places filled from the run's input.
 
     Raises: InvalidInputError for a place without default that the input does not have.
     """

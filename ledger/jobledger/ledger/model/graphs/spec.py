@@ -18,23 +18,23 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node of a graph, as it is stored."""
 
     label: str  #: its name in the graph: the task's, with `#n` from the second node of the task on
-    node: ChildNode  #: what it runs, and which results go into its input
-    input: Annotated[dict[str, Any], PAYLOADS] = {}  #: its keyword arguments, null where a result comes in
+    node: ChildNode  #: its task and options, and the results that go into its input
+    input: Annotated[dict[str, Any], PAYLOADS] = {}  #: its keyword arguments, null in the places of results
     after: tuple[int, ...] = ()  #: the nodes that it waits for, by their places; each is before it
-    always: bool = False  #: whether it runs whatever became of those
+    always: bool = False  #: whether it runs even if those failed
 
 
 class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole graph, as it is stored: the input of `run_graph`."""
 
-    name: str  #: what it is called; of a stored graph the name that it is stored under
-    nodes: tuple[GraphNode, ...]  #: each behind those that it waits for
+    name: str  #: its name; of a stored graph the name under which it is stored
+    nodes: tuple[GraphNode, ...]  #: in an order in which each comes after the nodes that it waits for
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
     on_failure: Literal["stop", "continue"] = "stop"  #: what happens to the other nodes once one failed
     on_dead_letter: OnDeadLetter = "fail"  #: whether a node that is a dead letter has failed, or waits
 
     def check(self) -> None:
-        """Refuse what cannot run: a graph may have been written by hand.
+        """Refuse a graph that cannot run: it may have been written by hand.
 
         Raises: InvalidInputError, InvalidTokenError.
         """
@@ -60,7 +60,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def shape(self) -> list[Any]:
-        """The parts that identify a graph: not its nodes' options, which a new release of their code may change."""
+        """The parts that identify a graph: without its nodes' options, which a new release of their code may change."""
         return [
             (self.name, node.label, node.node.task, node.input, node.node.takes, node.after, node.always)
             for node in self.nodes

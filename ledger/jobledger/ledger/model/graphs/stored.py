@@ -1,7 +1,7 @@
-"""Every fact a stored graph can have, what they add up to, and what may follow: `GraphEvent`, `evolve`, `decide`. Pure.
+"""The events of a stored graph, the state they add up to, and what may follow: `GraphEvent`, `evolve`, `decide`. Pure.
 
-A graph is stored under its name; each `set` that says something else is its next version. A run takes the newest one
-when it begins, and records which that was.
+A graph is stored under its name; each `set` with a different graph is its next version. A run takes the newest version
+when it begins, and records its number.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _BYTES_MAX: Final = 256 << 10
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a stored graph carries."""
+    """The fields of every fact about a stored graph."""
 
     graph: str  #: its name
     version: Whole  #: the version, from 1, that this event stores or removes
-    reason: str = ""  #: why, as the person said
+    reason: str = ""  #: the person's reason
 
 
 class GraphSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
@@ -39,7 +39,7 @@ class GraphSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
 
 
 class GraphRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
-    """Nothing begins a run of the graph any more. The name may be stored again."""
+    """No run of the graph begins any more. A graph may be stored under the name again."""
 
 
 GraphEvent = GraphSet | GraphRemoved
@@ -71,13 +71,13 @@ def evolve(_before: StoredGraph | None, event: GraphEvent, stream_sequence: int)
 
 
 class SetGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Store a graph under its name, or another one in its place."""
+    """Store a graph under its name, or replace the stored one."""
 
     spec: GraphSpec
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run. Raises: InvalidInputError, InvalidTokenError."""
+        """Refuse a graph that cannot run. Raises: InvalidInputError, InvalidTokenError."""
         check_stored(self.spec)
 
 
@@ -93,8 +93,8 @@ GraphCommand = SetGraph | RemoveGraph
 def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: Stamp) -> GraphEvent | None:
     """Return the event that follows from a command; None where nothing would change.
 
-    Raises: GraphNotFoundError to remove what is not there, and for who may not see the jobs of a node stored now;
-        AccessDeniedError.
+    Raises: GraphNotFoundError for the removal of a missing graph, and for a caller who may not see the jobs of its
+    present nodes; AccessDeniedError.
     """
     if stamp.authority is not None:
         _permit(stamp.authority, name, before, command)
@@ -136,7 +136,7 @@ def check_stored(spec: GraphSpec) -> None:
 
 
 def for_run(spec: GraphSpec, given: Mapping[str, Any]) -> GraphSpec:
-    """Return a stored graph with the values that the input of one run has for it.
+    """Return a stored graph, filled with values from the input of one run.
 
     Raises: InvalidInputError with the node for a value that the input lacks.
     """

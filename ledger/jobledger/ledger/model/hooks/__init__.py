@@ -1,1 +1,1 @@
-"""Routes, webhooks and watches as facts of the ledger, and what is matched against them. Pure."""
+"""Routes, webhooks and watches as facts of the ledger, and the code that matches requests and events to them. Pure."""

@@ -1,4 +1,4 @@
-"""The definition of a webhook: which events, where they go, what a message holds; and the check of it. Pure."""
+"""The definition of a webhook (its events, its target, the content of its messages), and the check of it. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jobledger.ledger.model.hooks.references import check_reference, is_referenc
 from jobledger.ledger.model.rights.marks import SECRET_HEADERS, SECRET_URL, host_of
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
-#: What a message says beyond what happened: the job's input, its result, its error.
+#: Further content of a message beside the event: the job's input, its result, its error.
 Part = Literal["input", "result", "error"]
 Format = Literal["standard", "cloudevents"]
 Headers = Annotated[Mapping[str, str], SECRET_HEADERS]
 
-#: Names of webhooks; the id of a delivery has the event's sequence and the number of the repetition behind it.
+#: Names of webhooks; in the id of a delivery the event's sequence and the number of the repetition follow the name.
 NAME_MAX: Final = 32
 #: Events of watches that a webhook may ask for, beside those of jobs.
 WATCH_EVENTS: Final = ("watch.firing", "watch.resolved")
@@ -53,23 +53,23 @@ class WebhookDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """What a webhook does."""
 
     target: WebhookTarget  #: where its events go
-    events: tuple[str, ...] = ()  #: types of events, sorted: those of jobs, and those of watches
-    queue: str = ""  #: only events of jobs of this queue; "": of all
+    events: tuple[str, ...] = ()  #: types of events of jobs and watches, sorted
+    queue: str = ""  #: only events of jobs in this queue; "": in all
     task: str = ""  #: only events of jobs of this task; "": of all
     job: str = ""  #: only events of jobs of this id; "": of all
     secrets: tuple[str, ...] = ()  #: references to the secrets that sign messages, the newest first
-    old_secret_until: Moment | None = None  #: when the second secret stops to sign; none: it goes on
-    include: tuple[Part, ...] = ()  #: what a message holds beyond what happened
+    old_secret_until: Moment | None = None  #: until when the second secret signs, too; none: without an end
+    include: tuple[Part, ...] = ()  #: further content of a message beside the event
     format: Format = "standard"  #: the form of a message
     headers: Headers = {}  #: more headers of each message; a value may be a reference to a secret
     allow_http: bool = False  #: whether the URL may be without encryption
-    allow_private: bool = False  #: whether the URL may name an address that is not of the public internet
+    allow_private: bool = False  #: whether the URL may name an address outside the public internet
 
 
 def checked_definition(given: WebhookDefinition) -> WebhookDefinition:
     """Return a definition in the form that is stored, its lists sorted and each word once.
 
-    Raises: InvalidInputError, InvalidTokenError for what cannot work.
+    Raises: InvalidInputError, InvalidTokenError for a definition that cannot work.
     """
     for part in given.include:
         _one_of("include", part, PARTS)
@@ -166,7 +166,7 @@ def _check_url(url: str, given: WebhookDefinition) -> None:
 
 
 def _split(url: str) -> SplitResult | None:
-    """Return the parts of a URL, None for what no client could ask for."""
+    """Return the parts of a URL, None for one that no client could request."""
     if len(url) > _URL_MAX or not url.isascii() or any(not " " < each < "\x7f" for each in url):
         return None
     try:
@@ -208,7 +208,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 
 
 def target_words(target: WebhookTarget) -> str:
-    """Return where events go, for a person. Of a URL only the host is shown: what stands behind it may be a secret."""
+    """Return where events go, for a person. Of a URL only the host is shown: the rest may be a secret."""
     if target.url:
         return host_of(target.url)
     return f"task {target.task} in queue {target.queue}"

@@ -1,8 +1,8 @@
-"""Every fact about one delivery to a route, what they add up to, and what may follow. Pure.
+"""The events of one delivery to a route, the state they add up to, and what may follow. Pure.
 
-A delivery is an aggregate of its own, named by its route and the provider's id: so a second one of that id is refused
-by the condition of its first append, and no two deliveries wait for each other. Each of its events says the whole
-state, and is appended in one batch with the first events of the jobs that it names. Source: ADR 032.
+A delivery is an aggregate of its own, named by its route and the provider's id: so a second delivery of that id is
+refused by the condition of its first append, and no two deliveries wait for each other. Each of its events says the
+whole state, and is appended in one batch with the first events of the jobs that it names. Source: ADR 032.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class MatchedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rule: str  #: the rule's name
     queue: str  #: the job's queue
     job: str  #: its id
-    given: bool = False  #: whether the id is not derived: the body or the task gives it, or it was taken
+    given: bool = (
+        False  #: True: the id is not derived: the body or the task gave it, or the derived id was taken
+    )
     signal: str = ""  #: the signal that the run was sent; "": the rule sends none
-    refused: str = ""  #: why the signal was not sent, and no run begun; "": it was sent
+    refused: str = ""  #: the reason why the signal was not sent, and no run begun; "": it was sent
 
     @property
     def words(self) -> str:
-        """What was made, for a person."""
+        """The job or signal in words, for a person."""
         where = f"{self.queue}/{self.job}" if self.queue and self.job else self.job or "no run"
         if not self.signal:
             return where
@@ -45,7 +47,7 @@ class MatchedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def made_words(matched: Sequence[MatchedJob]) -> str:
-    """Return what the rules made of a delivery, counted: "2 jobs, 1 signal, 1 signal not sent"."""
+    """Return the numbers of jobs and signals made of a delivery: "2 jobs, 1 signal, 1 signal not sent"."""
     counts = {
         "job": sum(not each.signal for each in matched),
         "signal": sum(bool(each.signal and not each.refused) for each in matched),
@@ -61,30 +63,30 @@ def _plural(what: str, count: int) -> str:
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a delivery carries."""
+    """The fields of every fact about a delivery."""
 
     route: str  #: the route it came to
     delivery: str  #: the provider's id where that can be part of a subject, else a hash of it
-    number: Whole = 1  #: how often it was processed, from 1
-    given: str = ""  #: the provider's id, where `delivery` is another, cut at 200 characters
+    number: Whole = 1  #: number of this processing, from 1
+    given: str = ""  #: the provider's id if `delivery` is a hash of it, cut at 200 characters
     sha256: str  #: hex digest of the body, under which it is kept
     size_bytes: Whole  #: of the body
-    kept_until: Moment | None = None  #: how long the body is kept; none: it is not
-    scheme: str = ""  #: how it was proven; "": it was emitted by a program with a client
-    secret: Whole = 0  #: the number of the secret that fitted, from 1; 0: none was asked for
+    kept_until: Moment | None = None  #: until when the body is kept; none: it is not kept
+    scheme: str = ""  #: the scheme that verified it; "": a program emitted it with a client
+    secret: Whole = 0  #: number of the matching secret, from 1; 0: no secret was needed
     headers: Annotated[
         Mapping[str, str], SAID_HEADERS
-    ] = {}  #: those that rules look at, by their names in lower case
+    ] = {}  #: headers that rules look at, by their names in lower case
     definition: Whole  #: stream sequence of the route's `set` whose rules were matched
-    matched: tuple[MatchedJob, ...] = ()  #: what follows in the same batch; none: no rule holds
+    matched: tuple[MatchedJob, ...] = ()  #: the jobs and signals in the same batch; empty: no rule matched
 
 
 class Received(_Fact, frozen=True, kw_only=True, tag="received", gc=False):
-    """A delivery was proven, and what its route makes of it was recorded with it."""
+    """A delivery was verified, and recorded together with the jobs and signals that its route makes of it."""
 
 
 class Retried(_Fact, frozen=True, kw_only=True, tag="retried", gc=False):
-    """Somebody had it processed once more, by the rules as they are now."""
+    """Somebody had the delivery processed once more, by the present rules."""
 
     reason: str = ""  #: why, as the person said
 
@@ -120,7 +122,7 @@ def evolve(_before: Delivery | None, event: DeliveryEvent, _stream_sequence: int
 
 
 class ArrivedDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What came in, as it is recorded."""
+    """A request that came in, in the form in which it is recorded."""
 
     given: str
     sha256: str
@@ -132,7 +134,7 @@ class ArrivedDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """Record a delivery. One whose name is only a hash of its body counts as another one after `again_after_s`."""
+    """Record a delivery. If its name is a hash of its body, an equal one after `again_after_s` counts as another."""
 
     arrived: ArrivedDelivery
     definition: int
@@ -149,7 +151,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_number(before: Delivery | None) -> int:
-    """Return which processing of a delivery comes next, from 1."""
+    """Return the number of the next processing of a delivery, from 1."""
     return 1 if before is None else before.number + 1
 
 
@@ -163,9 +165,9 @@ def is_repeat(before: Delivery | None, again_after_s: int, now: datetime) -> boo
 def decide(
     route: str, delivery: str, before: Delivery | None, command: Receive | Retry, stamp: Stamp
 ) -> DeliveryEvent | None:
-    """Return the event that follows from a command; None where the delivery was received before.
+    """Return the event that follows from a command; None: the delivery was received before.
 
-    Raises: DeliveryNotFoundError for one that is to be processed again and never was received; AccessDeniedError.
+    Raises: DeliveryNotFoundError for the repetition of a delivery that never was received; AccessDeniedError.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("queue" if isinstance(command, Receive) else "manage")
@@ -192,7 +194,7 @@ def decide(
 
 
 def named(given: str) -> tuple[str, str]:
-    """Return the name of a delivery's chain for the provider's id, and that id where the two differ, else ""."""
+    """Return the name of a delivery's chain for the provider's id; also that id if the two differ, else ""."""
     if is_token(given):
         return given, ""
     return f"h-{_hash(given)}", given[:_GIVEN_MAX]
@@ -231,7 +233,7 @@ def _check(before: Delivery | None, event: DeliveryEvent, _stream_sequence: int)
 
 
 def _keeps(_event: DeliveryEvent, _stream_sequence: int) -> ArchiveBound | None:
-    """Nothing: the jobs that it made have chains of their own."""
+    """Keep nothing: the jobs that the delivery made have chains of their own."""
     return None
 
 

@@ -1,7 +1,7 @@
-"""Rules of a route: which deliveries they are for, and which input they make of them. Pure, and bounded.
+"""Rules of a route: the deliveries that they match, and the inputs that they make of these. Pure, and bounded.
 
 A condition is JSON: `{"header": "X-GitHub-Event", "is": "push"}`, `{"at": "/total", "above": 100, "below": 500}`, or
-`all`, `any` or `none` of several. A definition is checked when it is set; what was not, matches nothing.
+`all`, `any` or `none` of several. A definition is checked when it is set; an unchecked condition matches nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _FORM_FIELDS_MAX: Final = 1_000
 _JOINING: Final = ("all", "any", "none")
 _SHOWN_MAX: Final = 80
-#: Headers that hold what proves a request: no rule may ask for them, and none becomes part of an event.
+#: Headers with secrets or signatures: no rule may ask for them, and none becomes part of an event.
 SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-gitlab-token"})
 
 
 class RuleInput(msgspec.Struct, frozen=True):
-    """What rules can see of a delivery."""
+    """The parts of a delivery that rules can see."""
 
     headers: Mapping[str, str] = {}  #: headers by their names in lower case
-    document: Any = None  #: the body as JSON; `NOTHING` where it is none
+    document: Any = None  #: the body as JSON; `NOTHING` if it is no JSON
 
 
 def document_of(body: bytes, content_type: str = "") -> Any:
-    """Return a body as rules see it: as JSON, or a form as an object of texts; `NOTHING` for anything else.
+    """Return a body as rules see it: JSON as its value, a form as an object of texts, anything else as `NOTHING`.
 
     A form whose only field is `payload` is the JSON in that field, as several providers send it.
     """
@@ -63,7 +63,7 @@ def _json(text: bytes) -> Any:
 
 
 def check_condition(when: object, *, secret_headers: frozenset[str] = SECRET_HEADERS) -> None:
-    """Refuse what is no condition, one that is nested too deep, and one that asks for a secret. `{}` holds always.
+    """Refuse a value that is no condition, is nested too deep, or asks for a secret. `{}` always holds.
 
     Raises: InvalidInputError, naming the part.
     """
@@ -153,7 +153,7 @@ def holds(when: Mapping[str, Any], delivered: RuleInput, depth: int = 1) -> bool
 
 
 def _is(found: Any, wanted: Any) -> bool:
-    """Compare plain values as JSON does: 1 is 1.0, and no number is `true`."""
+    """Compare plain values as JSON does: 1 equals 1.0, and no number equals `true`."""
     if not isinstance(found, str | int | float | None) or isinstance(found, bool) != isinstance(wanted, bool):
         return False
     return bool(found == wanted)
@@ -196,7 +196,7 @@ _WRONG: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 def check_input(wanted: object, *, secret_headers: frozenset[str] = SECRET_HEADERS) -> None:
-    """Refuse what is no recipe of an input.
+    """Refuse a value that is no recipe of an input.
 
     A recipe is an object that has for each parameter a pointer (a text that begins with `/`), a constant, or one of
     `{"at": pointer}`, `{"header": name}` and `{"value": any JSON}`. The parameter `*` stands for all members of the

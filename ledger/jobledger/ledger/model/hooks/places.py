@@ -1,6 +1,6 @@
-"""Which addresses are of the public internet, and which address the host of a URL is, if it is one. Pure.
+"""The test for addresses of the public internet, and the address in the host of a URL, if it has one. Pure.
 
-A name is not looked up here: whoever connects does that, and checks what it stands for then.
+Names are not looked up here: the code that connects does that, and then checks the address.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: The special-purpose networks of IANA's registry; `is_global` knows only a part, which differs by Python version. The
-#: relays of 6to4 (192.88.99.0/24) are public in the registry, but not the address of one machine.
+#: The special-purpose networks of IANA's registry; `is_global` knows only some of them, which depend on the version of
+#: Python. The relays of 6to4 (192.88.99.0/24) are public in the registry, but not the address of one machine.
 _PURPOSES: Final = tuple(
     ipaddress.IPv4Network(each)
     for each in (
@@ -21,7 +21,7 @@ _PURPOSES: Final = tuple(
         *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
     )
 )
-#: Only here are IPv6 addresses of single machines on the internet; what is mapped, translated or local is elsewhere.
+#: Only here are IPv6 addresses of single machines on the internet; mapped, translated and local ones are elsewhere.
 _GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
 #: The parts of it that lead to other addresses (Teredo, 6to4) or are for documents.
 _NOT_PLACES: Final = tuple(
@@ -31,7 +31,7 @@ _LOCAL: Final = "localhost"
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is one of the public internet, and leads to no other one."""
+    """Return whether an address belongs to the public internet, and leads to no other address."""
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not any(address in network for network in _PURPOSES)
     is_place = address in _GLOBAL_UNICAST and address.is_global and address.scope_id is None

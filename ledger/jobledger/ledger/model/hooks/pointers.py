@@ -1,7 +1,7 @@
-"""JSON pointers (RFC 6901): a place in a JSON document, and what stands there. Pure.
+"""JSON pointers (RFC 6901): a place in a JSON document, and the value there. Pure.
 
-One thing is said otherwise than in the RFC: `/` is the whole document, as `""` is. That is what people write; a member
-with an empty name at the top of a document has no pointer here.
+In one point it differs from the RFC: `/` is the whole document, as `""` is, because people write it so. A member with
+an empty name at the top of a document has no pointer here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_pointer(pointer: object) -> str:
 
 
 def value_at(document: Any, pointer: str) -> Any:
-    """Return what stands at `pointer`; `NOTHING` where the document has no such place."""
+    """Return the value at `pointer`; `NOTHING` if the document has no such place."""
     found = document
     for word in words_of(pointer):
         found = _member(found, word)
@@ -56,12 +56,12 @@ def words_of(pointer: str) -> list[str]:
 
 
 def pointer_of(words: Iterable[str | int]) -> str:
-    """Return the pointer that leads along keys and indexes; the other way round than `words_of`."""
+    """Return the pointer that leads along keys and indexes; the inverse of `words_of`."""
     return "".join("/" + str(word).replace("~", "~0").replace("/", "~1") for word in words)
 
 
 def index_in(value: Any, word: str) -> int | None:
-    """Return the place in a list that a word of a pointer names; None where the list is shorter, or it is no list."""
+    """Return the place in a list that a word of a pointer names; None if the value is no list, or a shorter one."""
     items: list[Any] = value
     if not isinstance(value, list) or not _INDEX.fullmatch(word):
         return None

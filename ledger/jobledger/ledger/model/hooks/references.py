@@ -1,4 +1,4 @@
-"""References to secrets, as events hold them: where a secret is, or the secret sealed under a key file. Pure.
+"""References to secrets in events: the place of a secret, or the secret sealed under a key file. Pure.
 
 `env:NAME` is a variable of the process that needs the secret, `file:/absolute/path` a file on its machine, and
 `sealed:...` is the secret itself, encrypted with a key that is in no event.
@@ -24,7 +24,7 @@ def is_reference(value: str) -> bool:
 
 
 def check_reference(what: str, value: str) -> str:
-    """Return a reference to a secret if it has the form of one. What is refused is not repeated: it may be a secret.
+    """Return a text in the form of a reference to a secret. No error repeats another text, which may be a secret.
 
     Raises: InvalidInputError, naming `what`.
     """
@@ -37,5 +37,5 @@ def check_reference(what: str, value: str) -> str:
 
 
 def reference_words(reference: str) -> str:
-    """Return a reference for a person: as it is, and of a sealed secret only that it is one."""
+    """Return a reference for a person; a sealed secret itself is not shown."""
     return "sealed" if reference.startswith("sealed:") else reference

@@ -1,7 +1,7 @@
-"""Every fact a route can have, what they add up to, and what may follow: `RouteEvent`, `evolve`, `decide`. Pure.
+"""The events of a route, the state they add up to, and what may follow: `RouteEvent`, `evolve`, `decide`. Pure.
 
-A route is an address to which others send webhooks: how their requests are proven, and which jobs its rules make of
-them. Each of its events says the whole state. What comes in is no fact about the route: see `delivery`.
+A route is an address to which others send webhooks, with a scheme that verifies their requests and rules that make
+jobs of them. Each of its events holds the whole state. A request is no fact about the route: see `delivery`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from jobledger.ledger.model.rights.marks import PAYLOAD, PAYLOADS
 from jobledger.ledger.model.seals import OWNER_DEFAULT, check_owner
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
-#: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
+#: Most jobs of one delivery: with `received` they are one batch, and the server takes batches of up to 1,000.
 RULES_MAX: Final = 900
 SECRETS_MAX: Final = 8
 #: The scheme of a route that takes no requests: programs with a client emit its deliveries.
@@ -79,37 +79,37 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `{"value": any JSON}`. A value that the delivery lacks, or that does not fit its field, is left out.
     """
 
-    name: str  #: unlike those of the route's other rules; it is part of the job's id
-    task: str = ""  #: what the job runs; "": a graph
-    when: dict[str, Any] = {}  #: the condition; none: every delivery
+    name: str  #: unique among the route's rules; it is part of the job's id
+    task: str = ""  #: the task of the job; "": a graph
+    when: dict[str, Any] = {}  #: the condition; empty: every delivery
     input: Annotated[
         dict[str, Any], PAYLOADS
     ] = {}  #: the job's parameters: pointers into the body, or constants
-    queue: str = ""  #: where the job goes; "": the task's own queue
-    priority: Priority | None = None  #: none: as the task has it
-    max_attempts: Whole = 0  #: 0: as the task has it
-    timeout_s: float | None = None  #: of one attempt; none: as the task has it
-    delay_s: float = 0.0  #: how long the job waits before it is queued
-    graph: str = ""  #: the stored graph that is run with the input, in its newest version; "": a task
-    id: Any = None  #: source of the job's id: one that exists stays as it is; none: one of its own
-    tenant: Any = None  #: source of whom the job belongs to
-    #: Source of whose data the job holds, such as `person:17`: its values are sealed; none: as the task says. A job whose
-    #: delivery lacks it has the owner `ledger:default`.
+    queue: str = ""  #: the job's queue; "": the task's own queue
+    priority: Priority | None = None  #: none: as in the task
+    max_attempts: Whole = 0  #: 0: as in the task
+    timeout_s: float | None = None  #: time limit of one attempt; none: as in the task
+    delay_s: float = 0.0  #: seconds before the job is queued
+    graph: str = ""  #: the stored graph to run with the input, in its newest version; "": a task
+    id: Any = None  #: source of the job's id, whose job is not made again if it exists; none: a derived id
+    tenant: Any = None  #: source of the job's tenant
+    #: Source of the job's owner, such as `person:17`, under whose key its values are sealed; none: as in the task. If
+    #: the delivery lacks it, the owner is `ledger:default`.
     owner: Any = None
-    run_at: Any = None  #: source of the moment, with a time zone, before which it does not run
+    run_at: Any = None  #: source of the earliest start, a moment with a time zone
     metadata: dict[str, Any] = {}  #: sources of words about the job, by their keys
     limits: dict[str, Any] = {}  #: limits beside those of the task: sources of their keys; "": without a key
-    signal: str = ""  #: the signal for the run of this `id`; if there is none, a `task` begins one under it
+    signal: str = ""  #: the signal for the run of this `id`; a `task` begins that run if it is missing
     value: Annotated[Any, PAYLOAD] = (
-        None  #: source of what the signal says, or `{"object": sources by their names}`; none: the whole body
+        None  #: source of the signal's value, or `{"object": sources by their names}`; none: the whole body
     )
     signal_id: Any = (
-        None  #: source of the signal's id, which counts once for a run; none: it follows from the delivery
+        None  #: source of the signal's id, which counts once for a run; none: derived from the delivery
     )
 
     @property
     def sources(self) -> list[Any]:
-        """All that may look at a delivery beside the condition."""
+        """All sources, which look at a delivery beside the condition."""
         own = (
             each
             for each in (self.id, self.tenant, self.owner, self.run_at, self.signal_id)
@@ -120,14 +120,14 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def composed(self) -> dict[str, Any] | None:
-        """The sources of the members of the signal's value; None where one source gives all of it."""
+        """The sources of the members of the signal's value; None if one source gives the whole value."""
         if not isinstance(self.value, dict) or "object" not in self.value:
             return None
         return cast("dict[str, dict[str, Any]]", self.value)["object"]
 
     @property
     def target(self) -> str:
-        """What it runs, for a person."""
+        """The task, graph or signal, for a person."""
         if self.signal:
             return f"signal {self.signal} to {self.task}" if self.task else f"signal {self.signal}"
         return self.task or f"graph {self.graph}"
@@ -139,25 +139,27 @@ class RouteDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     scheme: (
         str | Scheme
     )  #: github, stripe, slack, standard, gitlab-token, bearer or internal; or one of its own
-    secrets: tuple[str, ...] = ()  #: references to those that count, `env:NAME` or `file:PATH`, at most 8
-    rules: tuple[RouteRule, ...] = ()  #: each that holds makes a job
-    tolerance_s: Whole = 300  #: how far the time of a request may be from now; an equal body counts as a repeat for twice as long
+    secrets: tuple[str, ...] = ()  #: references to the valid secrets, `env:NAME` or `file:PATH`, at most 8
+    rules: tuple[RouteRule, ...] = ()  #: each rule that matches makes a job
+    tolerance_s: Whole = (
+        300  #: most seconds from a request's time to now; an equal body is a repeat for twice as long
+    )
     body_bytes_max: Whole = 1 << 20  #: larger requests are refused
-    keep_bodies_days: Whole = 7  #: how long the bytes of a request are kept; 0: they are not
+    keep_bodies_days: Whole = 7  #: days for which the bytes of a request are kept; 0: they are not
 
     @property
     def signature(self) -> Scheme | None:
-        """How its requests are proven; None: it takes none."""
+        """The scheme that verifies its requests; None: it takes no requests."""
         return PRESETS.get(self.scheme) if isinstance(self.scheme, str) else self.scheme
 
     @property
     def scheme_name(self) -> str:
-        """What its scheme is called: that of a provider, or `own`."""
+        """The name of its scheme: that of a provider, or `own`."""
         return self.scheme if isinstance(self.scheme, str) else "own"
 
 
 def headers_kept(definition: RouteDefinition) -> set[str]:
-    """Return the names, in lower case, of the headers that become part of `received`: those that rules look at."""
+    """Return the names, in lower case, of the headers that rules look at, which become part of `received`."""
     found = {"content-type"}
     for rule in definition.rules:
         found |= headers_named(rule.when, rule.sources)
@@ -171,7 +173,7 @@ def _secret_headers(definition: RouteDefinition) -> frozenset[str]:
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a route carries."""
+    """The fields of every fact about a route."""
 
     route: str  #: its name, the last word of its address `/in/<route>`
     reason: str = ""  #: why, as the person said
@@ -181,11 +183,11 @@ class RouteSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
     """From here on the route does what this event says, whatever it did before."""
 
     definition: RouteDefinition  #: what it does
-    source: Source = "operator"  #: the application's code, or a person, whom code never overrides
+    source: Source = "operator"  #: author: the application's code, or a person, whom code never overrides
 
 
 class RouteRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
-    """The route takes nothing any more. What came in stays, and the name may be set again."""
+    """The route takes no request any more. Its deliveries stay, and the name may be set again."""
 
 
 RouteEvent = RouteSet | RouteRemoved
@@ -200,7 +202,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by: str
     reason: str = ""
     sequence: int  #: stream sequence of that event
-    source: Source = "operator"  #: who said what it does
+    source: Source = "operator"  #: author of the definition
 
 
 def evolve(_before: Route | None, event: RouteEvent, stream_sequence: int) -> Route:
@@ -224,7 +226,7 @@ class SetRoute(msgspec.Struct, frozen=True, kw_only=True):
     source: Source = "operator"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work. Raises: InvalidInputError, InvalidTokenError."""
+        """Refuse a definition that cannot work. Raises: InvalidInputError, InvalidTokenError."""
         check_definition(self.definition)
 
 
@@ -238,12 +240,12 @@ RouteCommand = SetRoute | RemoveRoute
 
 
 def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp) -> RouteEvent | None:
-    """Return the event that follows from a command; None where the route is as it asks already.
+    """Return the event that follows from a command; None: nothing would change.
 
-    It is also None where code would change what a person set.
+    It is also None if code would change a person's definition.
 
-    Raises: RouteNotFoundError for the removal of what is not there; AccessDeniedError, also for rules of a
-        principal that may not enqueue.
+    Raises: RouteNotFoundError for the removal of a missing route; AccessDeniedError, also for rules by a principal
+    that may not enqueue.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("manage")
@@ -271,7 +273,7 @@ def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp)
 def check_definition(definition: RouteDefinition) -> None:
     """Refuse a definition that cannot work.
 
-    Raises: InvalidInputError, naming the rule where it is about one; InvalidTokenError.
+    Raises: InvalidInputError, which names the rule if it is about one; InvalidTokenError.
     """
     _check_scheme(definition)
     for field, least, most in (
@@ -376,7 +378,7 @@ def _check_value(rule: RouteRule, secret_headers: frozenset[str]) -> None:
     check_input(rule.composed, secret_headers=secret_headers)
 
 
-#: Values of fields of a rule that says nothing of them.
+#: Default values of the fields of a rule.
 _NOT_SAID: Final[tuple[Any, ...]] = (None, 0, {})
 
 
@@ -415,16 +417,17 @@ def _order_sources(rule: RouteRule) -> Iterator[tuple[str, Any, Callable[[str], 
 
 
 def order_for(rule: RouteRule, delivered: RuleInput) -> dict[str, Any]:
-    """Return the options that a delivery gives for a rule's job, by name: those that it has, and that fit."""
+    """Return the options of a rule's job, by name, that a delivery has and that fit."""
     found: dict[str, Any] = {}
     for field, source, fits in _order_sources(rule):
         of, _, key = field.partition(", ")
         try:
             value = fits(_text(source_value(source, delivered)))
-            if field == "id" and not rule.signal:  # a signal may be for any run
+            if field == "id" and not rule.signal:  # a signal may go to any run
                 check_unreserved(value)
         except InvalidError:
-            # A job whose key is not told waits for the limit without one; one whose owner is not told is sealed, too.
+            # A job without a value for the limit's key waits for the bare limit; a job without one for the owner is
+            # sealed, too.
             value = key if of == "limits" else OWNER_DEFAULT if field == "owner" else None
         if value is None:
             continue
@@ -438,7 +441,7 @@ def order_for(rule: RouteRule, delivered: RuleInput) -> dict[str, Any]:
 
 
 def value_for(rule: RouteRule, delivered: RuleInput) -> Any:
-    """Return the value that a delivery gives a rule's signal; `NOTHING` where it has none."""
+    """Return the value of a rule's signal in a delivery; `NOTHING` if the delivery lacks it."""
     if rule.composed is not None:
         return build_input(rule.composed, delivered)
     return source_value("/" if rule.value is None else rule.value, delivered)
@@ -495,7 +498,7 @@ def _words(event: RouteEvent) -> str:
 
 
 def _check(before: Route | None, event: RouteEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """A definition that could be set, and a removal only of what is there."""
+    """Check that the definition could be set, and that only a set route is removed."""
     if isinstance(event, RouteRemoved):
         if before is None or before.definition is None:
             yield "transition", f"`removed` was accepted, although route {event.route} was not there"

@@ -1,7 +1,8 @@
-"""Schemes of signatures as data, and the one verifier of all of them. Pure; now is an argument.
+"""Schemes of signatures as data, and one verifier for all. Pure; the present time is an argument.
 
-A scheme says in which header a request is signed, how, and over what. Providers differ in nothing else, so there is no
-code for any of them. Sources: the documentation of each provider, and the specification of Standard Webhooks.
+A scheme names the header of the signature, its algorithm and form, and the signed content. Providers differ in nothing
+else, so there is no code for any of them. Sources: the documentation of each provider, and the specification of
+Standard Webhooks.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import msgspec
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.pointers import check_pointer, value_at
 
-#: What authenticates a request: an HMAC of it by this hash; `token`: the secret itself, as bearer tokens.
+#: The proof of a request: an HMAC with this hash; `token`: the secret itself, as with bearer tokens.
 Algorithm = Literal["sha256", "sha512", "sha1", "token"]
 Encoding = Literal["hex", "base64"]
-#: How a secret is written: its characters are the key, or it is base64 behind an optional `whsec_`.
+#: The form of a secret: its characters are the key, or it is base64 after an optional `whsec_`.
 KeyForm = Literal["text", "base64"]
 Code = Literal["BAD_SIGNATURE", "STALE_TIMESTAMP"]
 
@@ -39,23 +40,23 @@ _FIELDS: Final = frozenset({"body", "timestamp", "id"})
 class Scheme(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a provider signs its requests."""
 
-    header: str  #: the header of the signature, or of several
+    header: str  #: the header of the signature or signatures
     algorithm: Algorithm = "sha256"  #: the hash of the HMAC; `token`: the header holds the secret itself
-    encoding: Encoding = "hex"  #: how a signature is written
-    prefix: str = ""  #: what stands before a signature: `sha256=`, `v1,`, `Bearer `
-    separator: str = ""  #: what stands between several signatures in the header; "": there is one
-    signed: str = "{body}"  #: what is signed, out of {body}, {timestamp} and {id}: `v0:{timestamp}:{body}`
-    key: KeyForm = "text"  #: how the secret becomes a key
-    timestamp_header: str = ""  #: the header of the time of sending, in seconds since 1970; "": there is none
-    timestamp_prefix: str = (
-        ""  #: what stands before it, where it is one of several parts of that header: `t=`
+    encoding: Encoding = "hex"  #: the form of a signature
+    prefix: str = ""  #: the text before a signature: `sha256=`, `v1,`, `Bearer `
+    separator: str = ""  #: the text between several signatures in the header; "": there is only one
+    signed: str = (
+        "{body}"  #: template of the signed content, of {body}, {timestamp} and {id}: `v0:{timestamp}:{body}`
     )
+    key: KeyForm = "text"  #: the form of the secret
+    timestamp_header: str = ""  #: the header of the time of sending, in seconds since 1970; "": there is none
+    timestamp_prefix: str = ""  #: the text before the time, if that header has several parts: `t=`
     id_header: str = ""  #: the header of the provider's id of the delivery; "": it has none
     id_at: str = ""  #: the JSON pointer to that id, where it is in the body
 
 
 def check_scheme(scheme: Scheme) -> None:
-    """Refuse what could never verify anything, or would verify less than it says.
+    """Refuse a scheme that could never verify anything, or would verify less than it claims.
 
     Raises: InvalidInputError.
     """
@@ -91,14 +92,14 @@ def _check_signed(scheme: Scheme) -> None:
 
 
 class VerifiedRequest(msgspec.Struct, frozen=True):
-    """A request comes from somebody who has one of the secrets, and from now."""
+    """The proof that a request is recent, and that its sender has one of the secrets."""
 
     secret: int  #: the number of the secret that fits, from 1
     timestamp: int | None = None  #: when it was sent, in seconds since 1970; None: the scheme does not say
 
 
 class UnverifiedRequest(msgspec.Struct, frozen=True):
-    """A request that must not be heeded."""
+    """The refusal of a request."""
 
     code: Code
     why: str  #: one sentence, without anything that the request says
@@ -113,10 +114,10 @@ def verify(
     now: datetime,
     tolerance_s: int,
 ) -> VerifiedRequest | UnverifiedRequest:
-    """Prove a request: every secret is tried with every signature, in the same time whichever fits.
+    """Verify a request: every secret is tried with every signature, in the same time whichever matches.
 
-    `headers`: by their names in lower case. `secrets`: as they are written; one that is no key of this scheme fits
-    nothing. The time of sending may be `tolerance_s` before or after now.
+    `headers`: by their names in lower case. `secrets`: in their written form; one that is no key of this scheme never
+    matches. The time of sending may be `tolerance_s` before or after now.
     """
     given = headers.get(scheme.header.lower(), "")
     if not given:
@@ -145,7 +146,7 @@ def verify(
 
 
 def delivery_named(scheme: Scheme, headers: Mapping[str, str], document: Any) -> str:
-    """Return the provider's id of a delivery, "" where it gives none; `document` is the body as JSON."""
+    """Return the provider's id of a delivery, "" without one; `document` is the body as JSON."""
     if scheme.id_header:
         return headers.get(scheme.id_header.lower(), "").strip()
     found = value_at(document, scheme.id_at) if scheme.id_at else ""
@@ -153,7 +154,7 @@ def delivery_named(scheme: Scheme, headers: Mapping[str, str], document: Any) ->
 
 
 def sign(scheme: Scheme, secret: str, body: bytes, *, timestamp: str = "", delivery: str = "") -> str:
-    """Return the header by which a provider would sign a request; for examples and tests.
+    """Return the header with a provider's signature of a request; for examples and tests.
 
     Raises: InvalidInputError for a secret that is no key of the scheme.
     """
@@ -168,7 +169,7 @@ def sign(scheme: Scheme, secret: str, body: bytes, *, timestamp: str = "", deliv
 
 
 def key_of(scheme: Scheme, secret: str) -> bytes:
-    """Return the key that a secret is. Raises: InvalidInputError, which does not show it."""
+    """Return the key in a secret. Raises: InvalidInputError, which does not show the secret."""
     if scheme.key == "text":
         return secret.encode()
     try:
@@ -187,7 +188,7 @@ def _bad(why: str) -> UnverifiedRequest:
 
 
 def _timestamp(scheme: Scheme, headers: Mapping[str, str]) -> str | None:
-    """Return the time of sending as it is written, "" where the scheme has none, None where the request lacks it."""
+    """Return the written time of sending; "": the scheme has none; None: the request lacks it."""
     if not scheme.timestamp_header:
         return ""
     given = headers.get(scheme.timestamp_header.lower(), "")[:_HEADER_CHARACTERS_MAX]
@@ -205,7 +206,7 @@ def _parts(scheme: Scheme, header: str) -> list[str]:
 
 
 def _signatures(scheme: Scheme, header: str) -> list[str]:
-    """Return the signatures of a header without their prefix, at most 16; a prefix is the same in any case."""
+    """Return the signatures of a header without their prefix, at most 16; case does not matter in a prefix."""
     size = len(scheme.prefix)
     parts = _parts(scheme, header[:_HEADER_CHARACTERS_MAX])
     fitting = [part[size:] for part in parts if part[:size].lower() == scheme.prefix.lower()]
@@ -238,7 +239,7 @@ def _fits(scheme: Scheme, secret: str, content: bytes, signature: str) -> bool:
     return bool(key) and hmac.compare_digest(hmac.digest(key, content, scheme.algorithm), given)
 
 
-#: What the schemes of well-known providers are called. `standard` is that of Standard Webhooks.
+#: The schemes of well-known providers, by name. `standard` is that of Standard Webhooks.
 PRESETS: Final[Mapping[str, Scheme]] = {
     "github": Scheme(header="X-Hub-Signature-256", prefix="sha256=", id_header="X-GitHub-Delivery"),
     "stripe": Scheme(

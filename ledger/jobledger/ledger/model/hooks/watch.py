@@ -1,8 +1,8 @@
-"""Every fact a watch can have, what they add up to, and what may follow: `WatchEvent`, `evolve`, `decide`. Pure.
+"""The events of a watch, the state they add up to, and what may follow: `WatchEvent`, `evolve`, `decide`. Pure.
 
-A watch compares one figure of the fleet with a bound. Each of its events says the whole state, so the newest one *is*
-the state. Several gateways may judge one watch: a judgement on an older part of the ledger than that of the newest
-event is ignored. Released fields never change type, meaning or name.
+A watch compares one figure of the fleet with a bound. Each of its events holds the whole state, so the newest one *is*
+the state. Several gateways may judge one watch: a judgement is ignored if it covers less of the ledger than that of
+the newest event. Released fields never change type, meaning or name.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jobledger.ledger.model.inputs import check_finite
 from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, check_token
 
-#: What a watch looks at; each is explained in docs/webhooks.md.
+#: The figures that a watch can compare; docs/webhooks.md explains each.
 Figure = Literal[
     "depth",  # jobs that are queued and wait for a worker
     "oldest_wait_s",  # seconds since the oldest of them was queued
     "error_rate",  # of the attempts that ended within the window, the share that failed: 0 to 1
     "success_rate",  # of the jobs that completed or became dead letters within the window, the share that completed
-    "wait_p99_s",  # seconds that 99 of 100 attempts that started within the window had waited at the most
+    "wait_p99_s",  # seconds that 99 of 100 attempts, of those started within the window, had waited at most
     "dead_letters",  # dead letters that nobody requeued or discarded
-    "lag",  # seconds that the figures are behind the ledger
+    "lag",  # seconds by which the figures are behind the ledger
 ]
 FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
 FOR_S_MAX: Final = 24 * 3600.0
@@ -53,7 +53,7 @@ class WatchDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     window_s: Whole = 300  #: seconds back that rates and waits cover
 
     def is_breached(self, value: float | None) -> bool:
-        """Return whether a figure is beyond a bound; one that cannot be told is not."""
+        """Return whether a figure is beyond a bound; an unknown figure is not."""
         if value is None:
             return False
         return (self.above is not None and value > self.above) or (
@@ -62,14 +62,12 @@ class WatchDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a watch carries: the watch as it is after it."""
+    """The fields of every fact about a watch: its state after the event."""
 
     watch: str  #: its name
     definition: WatchDefinition  #: what it looks at, and when it fires
     firing: bool = False  #: whether the figure was beyond its bound for long enough
-    value: float | None = (
-        None  #: the figure that was judged; none: it could not be told, or nothing was judged
-    )
+    value: float | None = None  #: the judged figure; none: it was not known, or nothing was judged
     position: Whole = (
         0  #: the stream sequence up to which the judged figure was counted; 0: nothing was judged
     )
@@ -128,10 +126,10 @@ class SetWatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judge(msgspec.Struct, frozen=True, kw_only=True):
-    """Say what the figure is, and whether it was beyond its bound for long enough."""
+    """Report the figure, and whether it was beyond its bound for long enough."""
 
     value: float | None
-    position: int  #: the stream sequence up to which it was counted
+    position: int  #: the stream sequence up to which the figure was counted
     sequence: int  #: stream sequence of the watch's newest event when it was judged
     fires: bool
 
@@ -146,9 +144,9 @@ WatchCommand = SetWatch | Judge | RemoveWatch
 
 
 def decide(name: str, watch: Watch | None, command: WatchCommand, stamp: Stamp) -> WatchEvent | None:
-    """Return the event that follows from a command; None where all is as it asks.
+    """Return the event that follows from a command; None: nothing would change.
 
-    Raises: WatchNotFoundError for one that is not set; AccessDeniedError.
+    Raises: WatchNotFoundError for a watch that is not set; AccessDeniedError.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("manage")
@@ -254,7 +252,7 @@ def _check(before: Watch | None, event: WatchEvent, _stream_sequence: int) -> It
     """Check the rules that hold for every version."""
     kind = WATCH.type_of(event)
     if before is not None and evolve(None, event, before.sequence) == before:
-        return  # an archive run says once more what holds
+        return  # an archive run appends the current state once more
     if isinstance(event, WatchSet):
         if event.firing:
             yield "transition", "`set` says that the watch fires, which is judged later"

@@ -1,7 +1,7 @@
-"""Every fact a webhook can have, what they add up to, and what may follow: `WebhookEvent`, `evolve`, `decide`. Pure.
+"""The events of a webhook, the state they add up to, and what may follow: `WebhookEvent`, `evolve`, `decide`. Pure.
 
-Each of its events says the whole state, so the newest one *is* the state. A `set` and a `resumed` begin a term: from
-their own stream sequence on events match, until the next `set`, `paused`, `disabled` or `removed`. Released fields
+Each of its events holds the whole state, so the newest one *is* the state. A `set` and a `resumed` begin a term: from
+their own stream sequence on, events match, until the next `set`, `paused`, `disabled` or `removed`. Released fields
 never change type, meaning or name.
 """
 
@@ -37,14 +37,14 @@ Status = Literal["active", "paused", "disabled", "removed"]
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
-    """What every fact about a webhook carries: the webhook as it is after it."""
+    """The fields of every fact about a webhook: its state after the event."""
 
     webhook: str  #: its name
     definition: WebhookDefinition  #: what it does
     status: Status = "active"  #: whether events match
-    since: Whole = 0  #: the stream sequence after which events match; 0: this event's own, or none match
-    failing_since: Moment | None = None  #: since when all its deliveries have failed; none: they arrive
-    reason: str = ""  #: why, as the person or the gateway said
+    since: Whole = 0  #: the stream sequence after which events match; 0: after this event, or none match
+    failing_since: Moment | None = None  #: since when all deliveries have failed; none: they arrive
+    reason: str = ""  #: the reason of the person or the gateway
 
 
 class WebhookSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
@@ -52,15 +52,15 @@ class WebhookSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
 
 
 class WebhookPaused(_Fact, frozen=True, kw_only=True, tag="paused", gc=False):
-    """Somebody stopped it: events do not match any more, and deliveries that wait are not sent."""
+    """Somebody stopped the webhook: no event matches any more, and waiting deliveries are not sent."""
 
 
 class WebhookResumed(_Fact, frozen=True, kw_only=True, tag="resumed", gc=False):
-    """Somebody lets events match again, from here on; what would have matched meanwhile can be redelivered."""
+    """Somebody lets events match again, from here on; the events of the time between can be redelivered."""
 
 
 class WebhookRotated(_Fact, frozen=True, kw_only=True, tag="rotated", gc=False):
-    """Messages are signed with another secret, and for a time with the old one, too."""
+    """Messages are signed with a new secret, and for a time with the old one, too."""
 
 
 class WebhookFailing(_Fact, frozen=True, kw_only=True, tag="failing", gc=False):
@@ -72,7 +72,7 @@ class WebhookRecovered(_Fact, frozen=True, kw_only=True, tag="recovered", gc=Fal
 
 
 class WebhookDisabled(_Fact, frozen=True, kw_only=True, tag="disabled", gc=False):
-    """The gateway stopped it: its receiver is gone, or nothing but failures came for five days."""
+    """The gateway stopped the webhook: its receiver is gone, or all deliveries failed for five days."""
 
 
 class WebhookRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
@@ -157,22 +157,22 @@ class Rotate(msgspec.Struct, frozen=True, kw_only=True):
     """Sign with another secret."""
 
     secret: str  #: a reference to it
-    keep_old_s: float = 24 * 3600.0  #: how long the old one signs, too
+    keep_old_s: float = 24 * 3600.0  #: seconds for which the old one signs, too
     reason: str = ""
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True):
-    """Say that a delivery failed several times."""
+    """Report that a delivery failed several times."""
 
     why: str
 
 
 class Succeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Say that a delivery arrived."""
+    """Report that a delivery arrived."""
 
 
 class Disable(msgspec.Struct, frozen=True, kw_only=True):
-    """End it, because its receiver wants nothing any more."""
+    """Stop the webhook, because its receiver wants no messages any more."""
 
     why: str
 
@@ -187,10 +187,10 @@ WebhookCommand = SetWebhook | Pause | Resume | Rotate | Fail | Succeed | Disable
 
 
 def decide(name: str, webhook: Webhook | None, command: WebhookCommand, stamp: Stamp) -> WebhookEvent | None:
-    """Return the event that follows from a command; None where all is as it asks.
+    """Return the event that follows from a command; None: nothing would change.
 
-    Raises: WebhookNotFoundError for one that is not set, RefusedError for what is not possible now, InvalidInputError;
-        AccessDeniedError, also for a target that is a task, of which whoever acts may enqueue none.
+    Raises: WebhookNotFoundError for a webhook that is not set, RefusedError for a command that is not possible now,
+    InvalidInputError; AccessDeniedError, also for a target task of which the caller may not enqueue jobs.
     """
     if stamp.authority is not None:
         _permit(stamp.authority, command)
@@ -261,7 +261,7 @@ def _rotated(webhook: Webhook, command: Rotate, fact: dict[str, Any], now: datet
 def _heard(
     webhook: Webhook, command: Fail | Succeed | Disable, fact: dict[str, Any], now: datetime
 ) -> WebhookEvent | None:
-    """Return what follows from the end of a delivery."""
+    """Return the event that follows from the end of a delivery."""
     since = webhook.failing_since
     ended = _but(fact, status="disabled", since=0)
     match command:
@@ -295,7 +295,7 @@ def _check(before: Webhook | None, event: WebhookEvent, _stream_sequence: int) -
     """Check the rules that hold for every version."""
     kind = WEBHOOK.type_of(event)
     if before is not None and evolve(None, event, before.sequence) == before:
-        return  # an archive run says once more what holds
+        return  # an archive run appends the current state once more
     if before is None or before.status == "removed":
         if not isinstance(event, WebhookSet):
             yield "transition", f"`{kind}` of a webhook that nobody set"

@@ -1,1 +1,1 @@
-"""What somebody may do, and who acts with which rights."""
+"""Permissions, and the principals that act with them."""

@@ -1,7 +1,8 @@
-"""Who acts, under which key, and what they may do to which jobs: the authority that a command carries. Pure.
+"""The authority in a command: who acts, under which key, with which permissions for which jobs. Pure.
 
-Each command is checked against the authority in its stamp, whichever way it came. One without an authority is an
-operator's: it comes from a program that uses the ledger directly: an application, a worker or the command line.
+Each command is checked against the authority in its stamp, whichever way it came. A command without an authority has
+an operator's rights: it comes from a program that uses the ledger directly (an application, a worker, the command
+line).
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import msgspec
 from jobledger.ledger.model.errors import AccessDeniedError
 from jobledger.ledger.model.rights.grants import Permission, Scope, matches
 
-#: What matches every name.
+#: The patterns that match every name.
 EVERY: Final = ("*",)
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who acts: a key, a person that logged in, or whoever sits at the machine of the gateway."""
+    """The one who acts: a key, a person that logged in, or the user of the gateway's machine."""
 
     name: str  #: what events say in `by`: `key:<name>/<id>`, `user:<name>` or `local:<account>`
     permissions: frozenset[Permission]
-    queues: tuple[str, ...] = EVERY  #: name patterns; jobs of other queues are not there for it
-    tasks: tuple[str, ...] = EVERY  #: the same of tasks
-    key_id: str = ""  #: "" for who needs no key
-    keyed: str = ""  #: the id that the `Idempotency-Key` of their request gives to its job; "": none
+    queues: tuple[str, ...] = EVERY  #: patterns of names; jobs in other queues do not exist for it
+    tasks: tuple[str, ...] = EVERY  #: the same for tasks
+    key_id: str = ""  #: "": it needs no key
+    keyed: str = ""  #: the job id derived from the `Idempotency-Key` of its request; "": none
 
     def may(self, permission: Permission, queue: str | None = None, task: str | None = None) -> bool:
-        """Return whether this is allowed, in a queue and for a task where those are given.
+        """Return whether this is allowed, in a queue and for a task if these are given.
 
-        Without them it says whether it is allowed somewhere: callers that list or count keep only what is in `scope`.
+        Without them: whether it is allowed somewhere. Callers that list or count then keep only jobs in `scope`.
         """
         return (
             permission in self.permissions
@@ -39,7 +40,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def require(self, permission: Permission, queue: str | None = None, task: str | None = None) -> None:
-        """Refuse what is not allowed. Raises: AccessDeniedError."""
+        """Refuse an act that is not allowed. Raises: AccessDeniedError."""
         if not self.may(permission, queue, task):
             of_what = " ".join(
                 f"{kind} {value}" for kind, value in (("queue", queue), ("task", task)) if value is not None
@@ -50,11 +51,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def require_about(self, permission: Permission, queue: str, task: str, missing: Exception) -> None:
-        """Refuse an act on something that was found in a queue and for a task.
+        """Refuse an act on an object that belongs to a queue and a task.
 
-        Who is not bound to this queue and task gets `missing`: another refusal would tell that the thing exists.
+        A principal without rights to this queue and task gets `missing`: another refusal would reveal that the object
+        exists.
 
-        Raises: `missing`; AccessDeniedError for who may see it and lacks the permission.
+        Raises: `missing`; AccessDeniedError for a principal that may see the object and lacks the permission.
         """
         if self.may(permission, queue, task):
             return
@@ -69,11 +71,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_all_tasks(self) -> bool:
-        """Whether it is bound to no task. Else what counts all jobs of a queue is not for it."""
+        """Whether it is bound to no task. Else it may not see counts of all jobs of a queue."""
         return self.tasks == EVERY
 
     def require_everywhere(self, permission: Permission) -> None:
-        """Refuse what belongs to no queue or task (keys, limits, routes, webhooks) to whoever is bound to some.
+        """Refuse an act on keys, limits, routes or webhooks to a principal that is bound to queues or tasks.
 
         Raises: AccessDeniedError.
         """
@@ -85,7 +87,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def require_all_tasks(self) -> None:
-        """Refuse what is about the jobs of all tasks to whoever is bound to some. Raises: AccessDeniedError."""
+        """Refuse an act on the jobs of all tasks to a principal that is bound to some. Raises: AccessDeniedError."""
         if not self.is_of_all_tasks:
             raise AccessDeniedError(
                 f"{self.name} is bound to some tasks, and this is about the jobs of all: "
@@ -94,7 +96,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> Scope:
-        """The jobs that it may see: lists, counts and streams of events are narrowed to them."""
+        """The jobs that it may see: lists, counts and streams of events have only these."""
         return Scope(
             queues=() if self.queues == EVERY else self.queues,
             tasks=() if self.tasks == EVERY else self.tasks,
@@ -102,7 +104,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def principal_of(name: str, allowed: frozenset[Permission], scope: Scope, key_id: str = "") -> Principal:
-    """Return who has these permissions for the jobs of a scope."""
+    """Return a principal with these permissions for the jobs of a scope."""
     return Principal(
         name=name,
         permissions=allowed,

@@ -1,4 +1,4 @@
-"""What somebody may do, and to which jobs: `Permission`, `ROLES` and `Scope`. Pure."""
+"""Permissions, and the jobs that they are for: `Permission`, `ROLES` and `Scope`. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
 
-#: `view`: see jobs, queues and what happened, without inputs and results; `payloads`: see those; `queue`: add jobs; `run`:
-#: have jobs run now; `cancel`: cancel and retry; `review`: requeue and discard dead letters; `manage`: pause queues, set
-#: limits, schedules and webhooks; `erase`: erase and hold the data of owners; `admin`: make and revoke keys.
+#: `view`: see jobs, queues and events, without inputs and results; `payloads`: see those, too; `queue`: add jobs;
+#: `run`: have jobs run now; `cancel`: cancel and retry; `review`: requeue and discard dead letters; `manage`: pause
+#: queues, set limits, schedules and webhooks; `erase`: erase and hold the data of owners; `admin`: make and revoke
+#: keys.
 Permission = Literal["view", "payloads", "queue", "run", "cancel", "review", "manage", "erase", "admin"]
 Role = Literal["viewer", "enqueuer", "operator", "admin"]
 
@@ -23,24 +24,24 @@ ROLES: Final[Mapping[Role, frozenset[Permission]]] = {
     "operator": frozenset(PERMISSIONS) - {"erase", "admin"},
     "admin": frozenset(PERMISSIONS),
 }
-#: Patterns of one kind that a scope may have.
+#: The most patterns of one kind in a scope.
 PATTERNS_MAX: Final = 50
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_*-]{1,64}", flags=re.ASCII)
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of which jobs something may be done: those whose queue and whose task both match a pattern. `*` is any characters."""
+    """The jobs that rights are for: their queue and their task both match a pattern. `*` stands for any characters."""
 
     queues: tuple[str, ...] = ()  #: patterns of queues' names; none: every queue
     tasks: tuple[str, ...] = ()  #: patterns of tasks' names; none: every task
 
     @property
     def is_everything(self) -> bool:
-        """Whether it leaves nothing out."""
+        """Whether it contains every job."""
         return not (self.queues or self.tasks)
 
     def has(self, queue: str, task: str) -> bool:
-        """Return whether a job of this queue and task is in it."""
+        """Return whether a job of this queue and task is in the scope."""
         return self.has_queue(queue) and self.has_task(task)
 
     def has_queue(self, queue: str) -> bool:
@@ -56,7 +57,7 @@ EVERYTHING: Final = Scope()
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name is what a pattern says, in time that grows with the product of their lengths at the most."""
+    """Return whether a name matches a pattern, in time that grows at most with the product of their lengths."""
     if "*" not in pattern:
         return pattern == name
     first, *middle, last = pattern.split("*")
@@ -72,7 +73,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def checked_patterns(field: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Return patterns of names, each once, in order; one that matches every name makes the others needless.
+    """Return patterns of names, each once, in order; () if one of them matches every name.
 
     Raises: InvalidInputError, naming `field`.
     """
@@ -88,5 +89,5 @@ def checked_patterns(field: str, given: Sequence[str]) -> tuple[str, ...]:
 
 
 def permissions_of(role: Role | None, more: Sequence[Permission]) -> frozenset[Permission]:
-    """Return what a role and permissions beside it allow together."""
+    """Return the permissions of a role together with further ones."""
     return frozenset(more) if role is None else ROLES[role].union(more)

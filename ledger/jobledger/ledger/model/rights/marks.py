@@ -1,10 +1,10 @@
-"""Marks of fields that not everybody may see, in the types of answers and events, and what is shown instead. Pure.
+"""Marks of fields that not everybody may see, in the types of answers and events, and the values shown instead. Pure.
 
-A field is marked where it is declared: `input: Annotated[dict[str, Any], PAYLOAD]`. One of the type `msgspec.Raw` is a
-payload without a mark. Code that answers somebody passes the answer to `hide` once, at the end.
+A field is marked where it is declared: `input: Annotated[dict[str, Any], PAYLOAD]`. A field of the type `msgspec.Raw`
+is a payload without a mark. Code that makes an answer passes it to `hide` once, at the end.
 
-A name of another job is marked, too. Whether somebody may see that job follows from its queue where a field beside the
-name tells it; whoever is bound to tasks may see none, as no event tells another job's task.
+A name of another job is marked, too. Whether somebody may see that job follows from its queue, if a field beside the
+name has it; a principal that is bound to tasks may see none, since no event has the task of another job.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import msgspec
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import matches
 
-#: `payload`: what jobs are given, keep and return, for who has `payloads`; `secret`: what may open something elsewhere, as
-#: a URL or a header, for who has `manage`; `job`: names of other jobs, for who may see those.
+#: `payload`: inputs, checkpoints and results of jobs, shown with `payloads`; `secret`: URLs, headers and the like that
+#: may give access elsewhere, shown with `manage`; `job`: names of other jobs, shown to those who may see these jobs.
 Mark = Literal["payload", "secret", "job"]
 
 HIDDEN: Final = "hidden: who asks lacks the permission 'payloads'"
-#: What stands in the place of another job's name.
+#: The text in the place of another job's name.
 HIDDEN_JOB: Final = "hidden"
 _HIDDEN_RAW: Final = msgspec.Raw(msgspec.json.encode(HIDDEN))
-#: Names of other jobs in reasons that the ledger itself gave: a child's run, and the job that superseded
-#: another one by its unique key or limit.
+#: Names of other jobs in reasons of the ledger itself: a child's run, and the job that superseded another one by its
+#: unique key or limit.
 _NAMED_IN_REASON: Final = re.compile(
     r"^(its run|superseded by job|superseded by) [A-Za-z0-9_-]{1,64}(?=[ ,]|$)"
 )
@@ -40,17 +40,15 @@ T = TypeVar("T")
 
 
 class Hidden(NamedTuple):
-    """What somebody may not see."""
+    """The fields that somebody may not see."""
 
     marks: frozenset[Mark] = frozenset()
-    queues: tuple[
-        str, ...
-    ] = ()  #: where names of jobs are hidden: patterns of the queues whose jobs are shown
+    queues: tuple[str, ...] = ()  #: if names of jobs are hidden: patterns of the queues whose jobs are shown
 
 
 NOTHING: Final = Hidden()
 _SEE_ALL: Final = frozenset({"payloads", "manage"})
-#: Inputs, results and the like, and nothing else.
+#: Only inputs, results and the like.
 VALUES: Final = Hidden(marks=frozenset({"payload"}))
 
 
@@ -58,18 +56,18 @@ class FieldMark(NamedTuple):
     """A mark of a field, as metadata of its type."""
 
     mark: Mark
-    instead: Callable[[Any], Any]  #: what stands in the place of a value, which has the same type
-    queue: str = ""  #: of another job's name: the field beside it that tells its queue; "": none does
+    instead: Callable[[Any], Any]  #: returns the value shown instead, of the same type
+    queue: str = ""  #: of another job's name: the field beside it with its queue; "": none
 
 
 class JsonOf(NamedTuple):
-    """Says that a field is JSON text of a type, within which marks count."""
+    """The mark of a field that is JSON text of a type, in which marks count."""
 
     kind: type[msgspec.Struct]
 
 
 def host_of(url: str) -> str:
-    """Return a URL without what may be a token: all that stands behind its host, and a name and password before it."""
+    """Return a URL without parts that may be a token: all after its host, and the name and password before it."""
     try:
         parts = urlsplit(url)
         host = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
@@ -119,7 +117,7 @@ _RAW: Final = FieldMark("payload", _instead_of_raw)
 
 
 def hidden_from(principal: Principal) -> Hidden:
-    """Return what somebody may not see."""
+    """Return the fields that somebody may not see."""
     if principal.permissions >= _SEE_ALL and principal.is_everywhere:
         return NOTHING
     marks: set[Mark] = set()
@@ -132,14 +130,14 @@ def hidden_from(principal: Principal) -> Hidden:
 
 
 def names_hidden_from(principal: Principal) -> Hidden:
-    """Return what somebody may not see of the names of other jobs."""
+    """Return the names of other jobs that somebody may not see."""
     if principal.is_everywhere:
         return NOTHING
     return Hidden(frozenset({"job"}), principal.queues if principal.is_of_all_tasks else ())
 
 
 def hide(value: T, hidden: Hidden, *, by_default: bool = False) -> T:
-    """Return an answer without what is hidden, at any depth of structures, lists, tuples and dictionaries.
+    """Return an answer without hidden values, at any depth of structures, lists, tuples and dictionaries.
 
     `by_default`: a hidden field gets its default, so that an event leaves it out; but not names of jobs.
     """
@@ -147,7 +145,7 @@ def hide(value: T, hidden: Hidden, *, by_default: bool = False) -> T:
 
 
 class _Mask(NamedTuple):
-    """What is hidden, and how."""
+    """The hidden fields, and the way of hiding."""
 
     hidden: Hidden
     by_default: bool
@@ -247,6 +245,6 @@ def _may_hold(annotation: Any, seen: set[Any]) -> bool:
             fields = list(typing.get_type_hints(kind, include_extras=True).values())
         else:
             return False
-        # A structure that stands within itself counts: whoever looks there finds the marks of the one around it.
+        # A structure within one of its own type counts as marked: the look into it finds the outer one's marks.
         return any(_mark_of(each) is not None or _may_hold(each, seen) for each in fields)
     return any(_may_hold(each, seen) for each in typing.get_args(annotation) if each is not Ellipsis)

@@ -26,7 +26,7 @@ from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.ticks import Spec, is_tick
 from jobledger.ledger.model.times import shown_time
 
-#: Ticks may have been planned with other rules of a time zone than this machine's: an hour or half an hour apart.
+#: The tolerance for ticks that another machine planned with other time zone rules: half an hour or an hour.
 _RULES_APART: Final = tuple(timedelta(minutes=minutes) for minutes in (0, -60, 60, -30, 30))
 
 

@@ -1,1 +1,1 @@
-"""Buckets that hold what is good to know, and what no decision rests on."""
+"""Buckets with information for people, on which no decision depends."""

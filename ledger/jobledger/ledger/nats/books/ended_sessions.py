@@ -1,7 +1,7 @@
 """Sessions of browsers that somebody ended by logging out, in the bucket ACCESS beside the uses of keys.
 
-A gateway writes the id of a session here, and every gateway reads on from where it was, once a second. A session is
-never longer than an entry of the bucket is kept, so a session that ended stays ended.
+A gateway writes the id of an ended session here, and every gateway reads new entries once a second. An entry is kept
+longer than any session lasts, so an ended session stays ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDED: Final = "ended"
 
 
 class EndedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """Who ended a session, and when by the clock of the gateway."""
+    """The person who ended a session, and the time by the gateway's clock."""
 
     by: str
     at: datetime

@@ -1,7 +1,7 @@
-"""The bucket ACCESS: when each key was last used, as far as a gateway said so; `ended_sessions` lie there too.
+"""The bucket ACCESS: the last use of each key, as noted by gateways; `ended_sessions` are there, too.
 
-Whether a key is good is said by the ledger alone. A gateway writes the time of a key at most once a minute, so what is
-read here may be a minute old; and the entry of a key that is not used goes away after a year.
+Only the ledger decides whether a key is valid. A gateway writes the time of a key at most once a minute, so a time
+here may be a minute old; the entry of an unused key is deleted after a year.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_AT_ONCE: Final = 1_000  #: the server gives the newest of 1,024 subjects a
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """When a key was used."""
+    """The last use of a key."""
 
     key: str
     at: datetime  #: by the clock of the gateway
@@ -35,7 +35,7 @@ class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uses_specification(names: Names, replicas: int) -> StreamSpec:
-    """Return the bucket; gateways make it, so nobody else needs the right to."""
+    """Return the bucket; gateways create it, so nobody else needs the right to do so."""
     return bucket_specification(
         access_stream(names),
         access_subject(names, ">"),
@@ -67,7 +67,7 @@ async def write_use(inbox: Inbox, names: Names, use: KeyUse) -> None:
 async def read_uses(
     connection: Connection, inbox: Inbox, names: Names, keys: Sequence[str]
 ) -> dict[str, KeyUse]:
-    """Return when keys were used last, by their ids; nothing where no gateway ever ran.
+    """Return the last uses of keys, by their ids; empty if no gateway ever ran.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
