@@ -21,7 +21,7 @@ from jobledger.projections.tables.hooks import WATCH_TABLES, WEBHOOK_TABLES
 from jobledger.projections.tables.jobs import JOB_TABLES, JobRows
 from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.queues import QUEUE_TABLES
-from jobledger.projections.tables.retention import RETENTION_TABLES, is_archived, moved_jobs
+from jobledger.projections.tables.retention import RETENTION_TABLES, first_archived, moved_jobs
 from jobledger.projections.tables.routes import DELIVERY_TABLES, ROUTE_TABLES
 from jobledger.projections.tables.schedules import SCHEDULE_TABLES
 from jobledger.projections.tables.slots import SLOT_TABLES
@@ -79,20 +79,19 @@ class LedgerRows(Rows):
 
     def apply(self, messages: Sequence[Message]) -> None:
         """Bring the rows of every aggregate forward; behind the record of an archive run, remove those of moved jobs."""
-        begin = 0
-        for end, message in enumerate(messages, 1):
-            if is_archived(message):
-                self._apply(messages[begin:end])
-                self._jobs.remove(moved_jobs(self._connection, message))
-                begin = end
-        if begin < len(messages):
-            self._apply(messages[begin:] if begin else messages)
+        while messages:
+            jobs = jobs_among(messages)  # nearly all messages are about jobs, known by their class
+            at = None if len(jobs) == len(messages) else first_archived(messages)
+            if at is None:
+                self._apply(messages, jobs)
+                return
+            begin, messages = messages[: at + 1], messages[at + 1 :]
+            self._apply(begin, jobs_among(begin))
+            self._jobs.remove(moved_jobs(self._connection, begin[-1]))
 
-    def _apply(self, messages: Sequence[Message]) -> None:
-        """Nearly all messages are about jobs, known by their class."""
+    def _apply(self, messages: Sequence[Message], jobs: Sequence[StoredEvent]) -> None:
         for each in self._of_all:
             each.apply(messages)
-        jobs = jobs_among(messages)
         if jobs:
             self._rows[JOB.name].apply(jobs)
         if len(jobs) < len(messages):

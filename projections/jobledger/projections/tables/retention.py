@@ -7,10 +7,12 @@ ago than the setting in force keeps their rows. So the same events give the same
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.retention import RETENTION, RetentionState, retention_words
 from jobledger.ledger.model.times import time_text
@@ -43,16 +45,29 @@ def _values(state: RetentionState, at: str) -> Row:
 RETENTION_TABLES: Final = named_tables(RETENTION, 1, RETENTION_TABLE, _values)
 
 
-def is_archived(message: Message) -> bool:
-    """Return whether a message records an archive run."""
-    return message.subject.endswith(_ARCHIVED)
+def first_archived(messages: Sequence[Message]) -> int | None:
+    """Return the place of the first message that records an archive run; None without any."""
+    places = (
+        at
+        for at, message in enumerate(messages)
+        if not isinstance(message, StoredEvent) and message.subject.endswith(_ARCHIVED)
+    )
+    return next(places, None)
 
 
 def moved_jobs(connection: sqlite3.Connection, message: Message) -> list[tuple[str, str]]:
     """Return the id and the queue of each job whose rows go by the record of an archive run."""
     kept = connection.execute(_ROWS_KEEP).fetchone()
-    event = REACTOR.decode(message)
-    if kept is None or not isinstance(event, Archived):
+    if kept is None:
+        return []
+    try:
+        event = REACTOR.decode(message)
+    except (
+        UnknownEventError,
+        MalformedEventError,
+    ):  # of a newer release, or written by hand: it moved nothing here
+        return []
+    if not isinstance(event, Archived):
         return []
     before = message.stored_at - timedelta(seconds=kept[0])
     values = time_text(before + timedelta(seconds=1)), round(before.timestamp() * 1e6), event.through_sequence
