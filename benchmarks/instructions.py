@@ -4,8 +4,9 @@
 
 Two things are counted, for enqueues, for a worker's jobs and for a projector's events: instructions, where valgrind is
 installed (not with `--calls`), and calls of Python functions. Each is the difference of a run with few jobs and one with
-many, so what a process costs to start falls out; both repeat to about 0.1 %. `--check` fails where a count is above the one
-that `instructions.json` keeps by more than the margin; `--keep` writes the file. Instructions are kept for each version of
+many, so what a process costs to start falls out; both repeat to about 0.1 %, but those of a worker to 4 %: how many jobs it
+finds at hand in a turn depends on the moment. `--check` fails where a count is above the one that `instructions.json` keeps
+by more than the margin, in each of three runs; `--keep` writes the file. Instructions are kept for each version of
 Python, machine and way of building Python, since all three change them, and calls for each version of Python; what is not
 kept is not compared. `--against` counts the packages of a commit beside those of this tree, which needs nothing kept.
 """
@@ -39,6 +40,7 @@ KEPT: Final = Path(__file__).with_suffix(".json")
 #: How many percent a count may be above the one that is kept.
 MARGINS: Final[Mapping[str, float]] = {"instructions": 5.0, "calls": 2.0}
 _LIMIT_S: Final = 600.0
+_TIMES: Final = 3  #: so often a count that is above the margin is taken
 #: Only its count is wanted, so no file and no model of a cache.
 _VALGRIND: Final = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 
@@ -189,13 +191,30 @@ def show(counts: Counts, known: Counts, name: str) -> None:
         print(line.rstrip())
 
 
+def is_above(kind: str, value: float, before: float | None) -> bool:
+    """Return whether a count is above the one that is kept, if one is, by more than the margin."""
+    return before is not None and above(value, before) > MARGINS[kind]
+
+
+async def least(counts: Counts, known: Counts) -> Counts:
+    """Return the counts after what is above the margin was counted again, and the least of each was taken."""
+    found = {kind: dict(by_part) for kind, by_part in counts.items()}
+    for _ in range(_TIMES - 1):
+        for kind, by_part in found.items():
+            for part, value in by_part.items():
+                if is_above(kind, value, known.get(kind, {}).get(part)):
+                    again = await measure([kind], [part], against.HERE)
+                    by_part[part] = min(value, again[kind][part])
+    return found
+
+
 def refusals(counts: Counts, known: Counts) -> list[str]:
     """Return a sentence for each count that is above the one that is kept by more than the margin."""
     found: list[str] = []
     for kind, by_part in counts.items():
         for part, value in by_part.items():
             before = known.get(kind, {}).get(part)
-            if before is not None and above(value, before) > MARGINS[kind]:
+            if before is not None and is_above(kind, value, before):
                 found.append(
                     f"{PARTS[part].what}: {value:,.1f} {kind}, {above(value, before):.1f} % above {before:,.1f}; "
                     f"{MARGINS[kind]:g} % are allowed"
@@ -228,6 +247,8 @@ def main() -> None:
         with against.tree_of(commit) as tree:
             known, name = run(measure(kinds, parts, tree)), commit[:8]
     counts = run(measure(kinds, parts, against.HERE))
+    if chosen.check:
+        counts = run(least(counts, known))
     if chosen.json:
         print(json.dumps({"python": places(), "counts": counts, name: known}, indent=2))
     else:

@@ -23,7 +23,6 @@ from jobledger.ledger.model.events import (
     Fenced,
     Held,
     JobEvent,
-    Order,
     Paused,
     Queued,
     Started,
@@ -231,7 +230,9 @@ class Tally:
     def move(self, before: Job | None, after: Job) -> None:
         """Count a job out of the state it was in and into the one it is in."""
         if before is not None:
-            if before.state is after.state and _is_counted_alike(before.order, after.order):
+            a, b = before.order, after.order
+            # The id of an archived job may be that of a job of another tenant now.
+            if before.state is after.state and a.priority == b.priority and a.tenant == b.tenant:
                 return
             self._shift(before, -1)
         self._shift(after, 1)
@@ -358,11 +359,6 @@ class Tally:
 
 def _has_failed(job: Job) -> bool:
     return job.state is JobState.RETRY_WAIT and bool(job.attempts) and job.attempts[-1].state == "failed"
-
-
-def _is_counted_alike(before: Order, after: Order) -> bool:
-    """Return whether two jobs of one id count in the same rows; the id of an archived job may be that of another tenant now."""
-    return before.priority == after.priority and before.tenant == after.tenant
 
 
 def _first_seen(event: JobEvent, job: Job, now_us: int) -> SeenJob:
