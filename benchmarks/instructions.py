@@ -40,7 +40,7 @@ KEPT: Final = Path(__file__).with_suffix(".json")
 #: How many percent a count may be above the one that is kept.
 MARGINS: Final[Mapping[str, float]] = {"instructions": 5.0, "calls": 2.0}
 _LIMIT_S: Final = 600.0
-_TIMES: Final = 3  #: so often a count that is above the margin is taken
+_TIMES: Final = 3  #: how often a count above the margin is taken, the first time included
 #: Only its count is wanted, so no file and no model of a cache.
 _VALGRIND: Final = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 

@@ -67,7 +67,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int  #: whose values are out of the archive now, or were before
     living: int  #: that were left as they are, since the ledger still has events of theirs
     events: int  #: that lost their values by this run
-    exports: tuple[str, ...]  #: names of the exports that were written anew
+    exports: tuple[str, ...]  #: names of the exports whose files were replaced
     finished: tuple[str, ...]  #: names of those that an earlier run had recorded: put in place first
 
 
@@ -409,7 +409,7 @@ class Redactor:
 
 
 def _draft_of(export: ExportLog) -> Path:
-    """Return where an export is written anew: inside it, so that its files need only be renamed, wherever it lies."""
+    """Return the folder of an export's new files: inside the export, so that they need only be renamed."""
     return export.folder / _DRAFT
 
 
