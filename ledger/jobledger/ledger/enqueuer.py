@@ -49,9 +49,10 @@ from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, RUN_BATCH, child_id
 from jobledger.ledger.model.schedules.definition import NO_HOOKS
-from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey
+from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey, seal_value
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
+from jobledger.ledger.owner_names import owner_named
 from jobledger.ledger.parts import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.signature import ReadsInput
@@ -93,6 +94,7 @@ class Enqueuer:
         self._clock = clock
         self._tracing = tracing
         self._seals_all = config.seal == "all"
+        self._kept: Callable[[str], ValueKey | None] | None = getattr(client.keys, "kept", None)
         self._unique = UniqueJobs(self._log, client.stamp, self._begin_unique)
 
     def one(
@@ -115,6 +117,12 @@ class Enqueuer:
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
         if is_small and self._is_plain(plain, options):
             command = plain_command(plain, options, job_id, text, notify)
+        elif (
+            is_small
+            and self._is_plain(plain, options, is_owned=True)
+            and (sealed := self._sealed_at_once(plain, options, job_id, text, notify))
+        ):
+            command = sealed
         else:
             order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
             # A large input is stored first, and so is the definition of a limit that the code declares; for others the
@@ -268,11 +276,13 @@ class Enqueuer:
             text = plain.signature.encode((), values)
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
-    def _is_plain(self, task: Kind, options: Options) -> bool:
-        """Return whether `plain_command` suffices for a job with a small input, so that `_order` is not needed."""
+    def _is_plain(self, task: Kind, options: Options, *, is_owned: bool = False) -> bool:
+        """Return whether `plain_command` suffices for a job with a small input, so that `_order` is not needed.
+
+        `is_owned`: ask about a job that has an owner, by whose key its input is sealed then.
+        """
         return self._children is None and not (
-            options.owner
-            or self._seals_all
+            (not is_owned and (options.owner or self._seals_all))
             or options.tenant_template
             or options.limits
             or options.declared
@@ -284,6 +294,22 @@ class Enqueuer:
             or task.callbacks
             or task.deadline_s is not None
         )
+
+    def _sealed_at_once(
+        self, task: Kind, options: Options, job_id: str | None, text: bytes, notify: str = ""
+    ) -> Enqueue | None:
+        """Return the command that begins a job with an owner and a small input; None if `_order` has more to do.
+
+        It suffices if `_is_plain` says so, the key is in memory, and the sealed input is small, too.
+        """
+        key = None if self._kept is None else self._kept(self._owner(task, options, text))
+        if key is None:
+            return None
+        sealed = seal_value(key, text)
+        if not self._client.inputs.fits_inline(sealed, what=task.signature.what):
+            return None
+        named = job_id or self._job_id(task, options)
+        return plain_command(task, options, named, sealed, notify, key=key)
 
     async def _wish(self, task: Kind, options: Options, command: Enqueue, text: bytes) -> Wish:
         key = command.order.key
@@ -324,7 +350,9 @@ class Enqueuer:
         is_named = ids is not None or bool(batch or options.id_template)
         compare = self.comparing(plain, options, is_named=is_named)
 
-        is_plain = self._is_plain(plain, options) and not (batch or options.id_template or options.unique)
+        is_one = not (batch or options.id_template or options.unique)
+        is_plain = is_one and self._is_plain(plain, options)
+        is_owned = is_one and not is_plain and self._is_plain(plain, options, is_owned=True)
         signature, fits_inline = plain.signature, self._client.inputs.fits_inline
 
         def order(values: Mapping[str, Any], number: int) -> OrderedJob | Awaitable[OrderedJob]:
@@ -333,6 +361,10 @@ class Enqueuer:
             if is_plain and fits_inline(text, what=signature.what):
                 named = self._job_id(plain, options) if job_id is None else job_id
                 return OrderedJob(plain_command(plain, options, named, text, ""), compare)
+            if is_owned and fits_inline(text, what=signature.what):
+                command = self._sealed_at_once(plain, options, job_id, text)
+                if command is not None:
+                    return OrderedJob(command, compare)
             return order_other(job_id, text, number)
 
         async def order_other(job_id: str | None, text: bytes, number: int) -> OrderedJob:
@@ -436,9 +468,7 @@ class Enqueuer:
     def _owner(self, task: Kind, options: Options, text: bytes) -> str:
         """Return the owner of the job's data, "" if none was given. Raises: InvalidInputError."""
         if options.owner:
-            from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
-
-            return owner_named(task, options, text)
+            return owner_named(task, options, text) if "{" in options.owner else options.owner
         owner = self.owner
         return "" if owner and task.name == RUN_BATCH else owner  # counts and names are all that it holds
 

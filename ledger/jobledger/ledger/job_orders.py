@@ -70,10 +70,18 @@ def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
     return KeySource(task.name, options.queue, order, InputArguments(task.signature.decode, text))
 
 
-def plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
-    """Return the command that begins a job with a small input, if it needs no further work of `command_of`."""
+def plain_command(
+    task: Kind, options: Options, job_id: str, text: bytes, notify: str, *, key: ValueKey | None = None
+) -> Enqueue:
+    """Return the command that begins a job with a small input, if it needs no further work of `command_of`.
+
+    `key`: the key of the job's owner, which seals `text`.
+    """
     ref = JobRef(queue=options.queue, job_id=job_id)
-    return Enqueue(ref=ref, task=task.name, order=options.order(msgspec.Raw(text), None, notify))
+    order = options.order(msgspec.Raw(text), None, notify, "" if key is None else key.id)
+    if key is not None and order.metadata:
+        order = sealed_order(order, key)
+    return Enqueue(ref=ref, task=task.name, order=order)
 
 
 def command_of(

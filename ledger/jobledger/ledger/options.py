@@ -117,7 +117,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             self._check_words()
 
     def order(
-        self, value: msgspec.Raw = NO_VALUE, reference: PayloadRef | None = None, notify: str = ""
+        self,
+        value: msgspec.Raw = NO_VALUE,
+        reference: PayloadRef | None = None,
+        notify: str = "",
+        key: str = "",
     ) -> Order:
         """Return the order of a job with these options: with `ORDER_FIELDS`, the trace, and this input.
 
@@ -127,6 +131,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             input=value,
             input_ref=reference,
             notify=notify,
+            key=key,
             priority=self.priority,
             max_attempts=self.max_attempts,
             timeout_s=self.timeout_s,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
-import secrets
-from typing import Final
+import os
+from typing import Final, get_args
 
 from jobledger.ledger.model.errors import ConfigurationError, SealBrokenError
 from jobledger.ledger.model.seals import Kind
@@ -26,23 +26,24 @@ _DIGITS: Final = 40
 class OwnerKey:
     """A `ValueKey` made of a secret of 32 bytes. Seals at random, so equal values look different."""
 
-    __slots__ = ("_aead", "_index", "_prefix", "id")
+    __slots__ = ("_about", "_aead", "_index", "id")
 
     def __init__(self, key_id: str, secret: bytes, environment: str) -> None:
         self.id = key_id
         self._aead = AESGCM(hmac.digest(secret, b"jobledger seal 1", "sha256"))
         self._index = hmac.digest(secret, b"jobledger index 1", "sha256")
-        self._prefix = f"jobledger sealed 1\n{environment}\n{key_id}\n".encode()
+        about = f"jobledger sealed 1\n{environment}\n{key_id}\n"
+        self._about: dict[str, bytes] = {kind: (about + kind).encode() for kind in get_args(Kind)}
 
     def seal(self, kind: Kind, text: bytes) -> bytes:
         """Return nonce, ciphertext and tag; authenticated with environment, key and kind."""
-        nonce = secrets.token_bytes(_NONCE)
-        return nonce + self._aead.encrypt(nonce, text, self._prefix + kind.encode())
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, text, self._about[kind])
 
     def unseal(self, kind: Kind, blob: bytes) -> bytes:
         """Return the text. Raises: SealBrokenError."""
         try:
-            return self._aead.decrypt(blob[:_NONCE], blob[_NONCE:], self._prefix + kind.encode())
+            return self._aead.decrypt(blob[:_NONCE], blob[_NONCE:], self._about[kind])
         except (InvalidTag, ValueError) as error:
             raise SealBrokenError(
                 f"a {kind} does not open with the key {self.id} that its event names: it was changed, or belongs elsewhere"
@@ -63,7 +64,7 @@ class WrapKey:
 
     def wrap(self, secret: bytes, about: bytes) -> bytes:
         """Return a secret as only this key opens it."""
-        nonce = secrets.token_bytes(_NONCE)
+        nonce = os.urandom(_NONCE)
         return nonce + self._aead.encrypt(nonce, secret, about)
 
     def unwrap(self, wrapped: bytes, about: bytes) -> bytes:

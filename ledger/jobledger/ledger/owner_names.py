@@ -6,7 +6,7 @@ from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.limits.keys import InputArguments, KeySource
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.options import Options
-from jobledger.ledger.templates import filled
+from jobledger.ledger.templates import filled, owner_of_arguments
 
 
 def owner_named(task: Kind, options: Options, text: bytes) -> str:
@@ -16,6 +16,8 @@ def owner_named(task: Kind, options: Options, text: bytes) -> str:
     """
     if "{" not in options.owner:
         return options.owner
-    order = Order(tenant=options.tenant, metadata=options.metadata)
     arguments = InputArguments(task.signature.decode, text)
+    if found := owner_of_arguments(options.owner, arguments):
+        return found
+    order = Order(tenant=options.tenant, metadata=options.metadata)
     return filled("owner", options.owner, KeySource(task.name, options.queue, order, arguments))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Literal
 
 from jobledger.ledger.limits.keys import KeySource, check_source
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, InvalidTokenError
-from jobledger.ledger.model.seals import check_owner
+from jobledger.ledger.model.seals import check_owner, is_owner
 from jobledger.ledger.model.subjects import check_token
 
 What = Literal["id", "tenant", "owner"]
@@ -63,6 +63,21 @@ def check_fields(task: str, what: What, template: str, arguments: Collection[str
     """Refuse a template that names an argument its task does not have. Raises: TaskDefinitionError."""
     for source in _FIELD.findall(template):
         check_source(f"the {what}", task, source, arguments)
+
+
+def owner_of_arguments(template: str, arguments: Callable[[], Mapping[str, object]]) -> str:
+    """Return the owner that a template makes of texts and whole numbers of an input; "" if `filled` must tell more."""
+    parts = list(_parts(template))
+    given = arguments()
+    for number in range(1, len(parts), 2):
+        value = given.get(parts[number])
+        if type(value) is int:
+            value = str(value)
+        if type(value) is not str or not value:
+            return ""
+        parts[number] = value
+    found = "".join(parts)
+    return found if is_owner(found) else ""
 
 
 def filled(what: What, template: str, job: KeySource) -> str:

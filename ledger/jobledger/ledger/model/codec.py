@@ -188,6 +188,13 @@ def _within_bounds(event: _T) -> _T:
     """
     if event.v == VERSION and TIME_MIN <= event.at <= TIME_MAX and type(event) in TIMELESS:
         return event  # nearly always
+    if (
+        event.v == VERSION_SEALED
+        and TIME_MIN <= event.at <= TIME_MAX
+        and type(event) in TIMELESS
+        and _is_sealed(event)
+    ):
+        return event
     is_retried = isinstance(event, Failed) and event.offers_again
     known = VERSION_RETRIED if is_retried else VERSION_SEALED if _is_sealed(event) else VERSION
     if event.v != known:

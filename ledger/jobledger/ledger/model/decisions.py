@@ -220,23 +220,22 @@ _OFTEN_SAID: Final = (
     "tenant",
     "trace",
     "correlation",
+    "key",
 )
 _rarely_said: Final = operator.attrgetter(
     *[field for field in Order.__struct_fields__ if field not in _OFTEN_SAID]
 )
 _RARELY_SAID: Final = _rarely_said(Order())
-_rarely_said_sealed = operator.attrgetter(
-    *[field for field in Order.__struct_fields__ if field not in {*_OFTEN_SAID, "key"}]
-)
-_RARELY_SAID_SEALED: Final = _rarely_said_sealed(Order())
 
 
 def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     given, ref = command.order, command.ref
+    if given.key:
+        stamp.require_form(SEALED_FORM, f"the owner of job {ref.job_id}")
     if command.run_at is None and _rarely_said(given) == _RARELY_SAID:
         # Nearly all jobs begin here. For more than 15 named arguments Python makes a dict first, which doubles the
         # time.
-        return Queued(
+        queued = Queued(
             v=1,
             at=stamp.at,
             by=stamp.by,
@@ -253,25 +252,9 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
             notify=given.notify,
             tenant=given.tenant,
         )
-    if given.key:
-        stamp.require_form(SEALED_FORM, f"the owner of job {ref.job_id}")
-        if command.run_at is None and _rarely_said_sealed(given) == _RARELY_SAID_SEALED:
-            often = {name: getattr(given, name) for name in _OFTEN_SAID}
-            often["trace"], often["correlation"] = (
-                given.trace or stamp.trace,
-                given.correlation or stamp.correlation,
-            )
-            return Queued(
-                v=VERSION_SEALED,
-                at=stamp.at,
-                by=stamp.by,
-                job=ref.job_id,
-                queue=ref.queue,
-                task=command.task,
-                causation=stamp.causation,
-                key=given.key,
-                **often,
-            )
+        if given.key:
+            queued = msgspec.structs.replace(queued, v=VERSION_SEALED, key=given.key)
+        return queued
     order: dict[str, Any] = {
         "v": VERSION_SEALED if given.key else 1,
         "prev": "",

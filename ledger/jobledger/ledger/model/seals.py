@@ -9,11 +9,11 @@ Keys are made and kept elsewhere; here is their use, and the check that no value
 
 from __future__ import annotations
 
-import base64
 import binascii
 import functools
+import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, Protocol, TypeVar, cast, get_args
 
 import msgspec
@@ -85,9 +85,29 @@ class KeyHolder(Protocol):
         ...
 
 
+class KeepsKeys(KeyHolder, Protocol):
+    """A holder that keeps keys in memory: with such a key a value is sealed or unsealed without a wait."""
+
+    def kept(self, owner: str) -> ValueKey | None:
+        """Return the newest key of an owner, if it is in memory and may still be used; this may not wait."""
+        ...
+
+
+def kept_key(keys: KeyHolder | None, key_id: str) -> ValueKey | None:
+    """Return the key that an event names, if `keys` has it in memory."""
+    kept: Callable[[str], ValueKey | None] | None = getattr(keys, "kept", None)
+    found = None if kept is None else kept(key_id.rpartition("/")[0])
+    return found if found is not None and found.id == key_id else None
+
+
+def is_owner(text: str) -> bool:
+    """Return whether a text has the form of an owner's name."""
+    return _OWNER.fullmatch(text) is not None
+
+
 def check_owner(owner: object) -> str:
     """Return the name of an owner. Raises: InvalidInputError."""
-    if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
+    if not isinstance(owner, str) or not is_owner(owner):
         raise InvalidInputError(
             f"owner must be kind:id, such as person:17, of letters, digits, _ and -, got {owner!r:.80}: the ledger keeps "
             "it when the data is erased, so give an id, never a name or an address"
@@ -108,28 +128,34 @@ def number_of(key_id: str) -> int:
 
 def is_sealed(value: bytes) -> bool:
     """Return whether a JSON text has the form of a sealed value."""
-    return value.startswith(_BEGIN) and _is_base64(value[len(_BEGIN) : -1]) and value.endswith(b'"')
+    return _blob(value) != b""
 
 
-def _is_base64(text: bytes) -> bool:
+def _blob(value: object) -> bytes:
+    """Return the bytes in a JSON text that has the form of a sealed value; b"" for any other thing."""
+    if type(value) is msgspec.Raw:
+        value = bytes(value)
+    if type(value) is not bytes or not value.startswith(_BEGIN) or not value.endswith(b'"'):
+        return b""
     try:
-        return bool(binascii.a2b_base64(text, strict_mode=True))
+        return binascii.a2b_base64(value[len(_BEGIN) : -1], strict_mode=True)
     except binascii.Error:
-        return False
+        return b""
 
 
 def seal_value(key: ValueKey, text: bytes, kind: Kind = "value") -> bytes:
     """Return JSON text as a sealed value."""
-    return b'%s%s"' % (_BEGIN, base64.b64encode(key.seal(kind, text)))
+    return b'%s%s"' % (_BEGIN, binascii.b2a_base64(key.seal(kind, text), newline=False))
 
 
 def unseal_value(key: ValueKey, value: bytes, kind: Kind = "value") -> bytes:
     """Return the JSON text of a sealed value. Raises: SealBrokenError."""
-    if not is_sealed(value):
+    blob = _blob(value)
+    if not blob:
         raise SealBrokenError(
             f"a value under the key {key.id} is not sealed: somebody else than jobledger wrote it"
         )
-    return key.unseal(kind, base64.b64decode(value[len(_BEGIN) : -1]))
+    return key.unseal(kind, blob)
 
 
 def seal_word(key: ValueKey, text: str) -> str:
@@ -181,6 +207,9 @@ def require_sealed(event: Event) -> None:
 
     Raises: InvalidInputError.
     """
+    values = _getter(type(event))(event)
+    if not any(values) or (_blob(values[0]) and not any(values[1:])):
+        return  # nearly always: a sealed input or result, and nothing beside it
     if found := clear_field(event):
         tag = str(type(event).__struct_config__.tag)
         raise InvalidInputError(
@@ -191,10 +220,12 @@ def require_sealed(event: Event) -> None:
 
 def clear_field(value: msgspec.Struct) -> str:
     """Return the name of a field, however deep, whose value is not sealed; "" if all are sealed."""
-    for name, is_text in _fields(type(value)):
-        field = getattr(value, name)
-        if field and (found := _clear(name, field, is_text=is_text)):
-            return found
+    found = _getter(type(value))(value)
+    if not any(found):
+        return ""
+    for (name, is_text), field in zip(_fields(type(value)), found, strict=True):
+        if field and (clear := _clear(name, field, is_text=is_text)):
+            return clear
     return ""
 
 
@@ -271,7 +302,7 @@ def unseal_raw(key: ValueKey, value: msgspec.Raw) -> msgspec.Raw:
 
 
 def _is_word(text: str) -> bool:
-    return text.startswith(_MARK) and _is_base64(text[len(_MARK) :].encode())
+    return is_sealed(f'"{text}"'.encode())
 
 
 def is_covered(value: bytes) -> bool:
@@ -296,6 +327,16 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
         for each in msgspec.structs.fields(kind)
         if each.name == text or _may_hold_value(each.type)
     )
+
+
+@functools.cache
+def _getter(kind: type[msgspec.Struct]) -> Callable[[msgspec.Struct], tuple[Any, ...]]:
+    """Return the function that reads the values of these fields, which is faster than one look for each."""
+    names = [name for name, _ in _fields(kind)]
+    if not names:
+        return lambda _value: ()
+    get = operator.attrgetter(*names)
+    return get if len(names) > 1 else lambda value: (get(value),)
 
 
 def _may_hold_value(kind: object) -> bool:

@@ -116,9 +116,19 @@ class OwnerKeys:
 
     # A `KeyHolder`.
 
+    def kept(self, owner: str) -> OwnerKey | None:
+        """Return the newest key of an owner, if it was read within the last `CACHE_S`; see `KeepsKeys.kept`."""
+        kept = self._kept.get(owner)
+        if kept is None:
+            return None
+        if kept[0] <= self._monotonic():
+            del self._kept[owner]
+            return None
+        return kept[1]
+
     async def key_for(self, owner: str) -> ValueKey:
         """Return the key for new values of an owner, made where there is none; see `KeyHolder.key_for`."""
-        if (kept := self._cached(check_owner(owner))) is not None:
+        if (kept := self.kept(check_owner(owner))) is not None:
             return kept
         if self.masters is None:
             raise ConfigurationError(f"owner {owner} needs a key, and {_NO_MASTER}")
@@ -138,7 +148,7 @@ class OwnerKeys:
     async def key(self, key_id: str) -> ValueKey:
         """Return the key that an event names; see `KeyHolder.key`."""
         owner = owner_of(key_id)
-        kept = self._cached(owner)
+        kept = self.kept(owner)
         if kept is not None and kept.id == key_id:
             return kept
         try:
@@ -331,15 +341,6 @@ class OwnerKeys:
 
     def _about(self, owner: str, number: int) -> bytes:
         return f"jobledger key 1\n{self._names.environment}\n{owner}/{number}".encode()
-
-    def _cached(self, owner: str) -> OwnerKey | None:
-        kept = self._kept.get(owner)
-        if kept is None:
-            return None
-        if kept[0] <= self._monotonic():
-            del self._kept[owner]
-            return None
-        return kept[1]
 
     async def _keep(self, owner: str, entry: KeyEntry) -> OwnerKey:
         if self.masters is None:

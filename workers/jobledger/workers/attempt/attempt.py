@@ -30,6 +30,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.seals import kept_key
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.pull import Delivery
@@ -315,7 +316,7 @@ class Attempts:
         """Whether a job of an ordinary task can be claimed at once, because the delivered event is its whole chain."""
         return (
             queued.cause == "new"
-            and not queued.key
+            and (not queued.key or kept_key(self._ledger.keys, queued.key) is not None)
             and delivery.delivered == 1
             and not queued.version
             and self._lease.is_valid

@@ -28,6 +28,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
+from jobledger.ledger.model.seals import kept_key, seal_value, unseal_value
 from jobledger.ledger.model.trace import trace_id
 from jobledger.ledger.outcome import SNOOZE_S_MIN, WISHES, Retry, Snooze, Wish
 from jobledger.ledger.outcome import Fail as FailForGood
@@ -184,7 +185,7 @@ class Execution:
             if job.order.input_ref is None and not job.order.key:
                 text = bytes(job.order.input)
             else:
-                text = await self.ledger.inputs.get(job.order.input, job.order.input_ref, key=job.order.key)
+                text = await self._input(attempt)
             arguments = task.signature.decode(text)
             if task.rules.run_in == "process":
                 return await self._run_in_process(attempt, task, text)
@@ -207,10 +208,20 @@ class Execution:
             return self.policy.raised(job, task.rules, error, self.ledger.clock.now())
         return await self.outcome(attempt, task, value)
 
+    async def _input(self, attempt: Attempt) -> bytes:
+        """Return an input that is sealed, stored elsewhere, or both. Raises: as `Values.get`."""
+        order, key = attempt.job.order, attempt.control.key
+        if order.input_ref is None and key is not None:
+            return unseal_value(key, bytes(order.input))
+        return await self.ledger.inputs.get(order.input, order.input_ref, key=order.key)
+
     async def _unlock(self, attempt: Attempt) -> Outcome | None:
         """Get the key of the job's owner for the attempt; return the outcome to record if that fails."""
         job, keys = attempt.job, self.ledger.keys
+        attempt.control.key = kept_key(keys, job.order.key)
         try:
+            if attempt.control.key is not None:
+                return None
             if keys is None:
                 return Interrupt(epoch=job.claim_epoch, reason="no job that has an owner is run here")
             attempt.control.key = await keys.key(job.order.key)
@@ -361,8 +372,11 @@ class Execution:
                 check_text(text, what=what)
             # A child's result goes to the store of inputs: its run may read it after other results are gone.
             results = self.ledger.results if job.order.member is None else self.ledger.inputs
-            if results.fits_inline(text, what=what) and not job.order.key:
-                return Complete(epoch=epoch, result=msgspec.Raw(text))
+            if results.fits_inline(text, what=what):
+                key = attempt.control.key
+                stored = text if key is None else seal_value(key, text)
+                if key is None or results.fits_inline(stored, what=what):
+                    return Complete(epoch=epoch, result=msgspec.Raw(stored))
             attempt.control.returned = True
             result, reference = await retry_store(
                 f"the {what}",
