@@ -14,7 +14,7 @@ from tests.support.gateways import gateway_of, listening
 from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.app import app
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.server import EmbeddedServer
 

@@ -19,7 +19,7 @@ from jobledger.gateway.access.ring import STALE_S, KeyRing
 from jobledger.gateway.access.sessions import SESSION_S, Session, Sessions, signing_keys
 from jobledger.gateway.pages.login import inside
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.scoped import tree_for
+from jobledger.gateway.visibility import tree_for
 from jobledger.ledger.model.errors import AccessDeniedError, ConfigurationError
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections.tables.steps import StepRow

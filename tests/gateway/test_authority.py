@@ -20,12 +20,12 @@ from jobledger.admin import bulk
 from jobledger.admin.keys import Grant, create_key, revoke_key
 from jobledger.audit.verify import verify
 from jobledger.gateway.acts import bulk_act as acts
-from jobledger.gateway.acts.asked import QUEUE, TASK, Job, ToDo
 from jobledger.gateway.acts.bulk_act import begin_act, bulk_act
+from jobledger.gateway.acts.bulk_input import QUEUE, TASK, Job, ToDo
 from jobledger.gateway.acts.verification import verify_task
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.http.asked import keyed_id
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
+from jobledger.gateway.http.api_request import keyed_id
 from jobledger.ledger import Ledger, TaskRegistry, Unique, task
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.additions.announced import entry_of

@@ -17,7 +17,7 @@ from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.client import Event, connect, sync
 from jobledger.gateway.client.problems import GatewayProblem, error_of
 from jobledger.gateway.client.remote import JobHandle, Requests
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.problems import CODE_OF, KINDS
 from jobledger.ledger import Graph, Ledger, task
 from jobledger.ledger.additions.announced import entry_of

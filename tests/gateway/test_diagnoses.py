@@ -22,7 +22,7 @@ from tests.support.working import LIMIT_S, bury, ended, working
 from jobledger.admin.diagnoses import KINDS, counted, diagnose
 from jobledger.admin.limits import set_limit
 from jobledger.admin.rows import Rows
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import JobState, Ledger, Limit, Run, Signal, connect, task, workflow
 from jobledger.ledger.model.clock import SystemClock
 from jobledger.ledger.nats.fleet_clock import FleetClock

@@ -18,7 +18,7 @@ from tests.support.schedules import declare
 from jobledger.admin.diagnoses import KINDS, Diagnosis, diagnose
 from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.clock import SystemClock
 from jobledger.ledger.model.commands import Claim, Complete, Enqueue, Fail

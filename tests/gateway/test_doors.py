@@ -19,7 +19,7 @@ from jobledger.admin.verbs.kit import Declaration, Place, Verb, fields_of
 from jobledger.cli.main import run
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.client import connect, sync
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger, task
 from jobledger.ledger import sync as blocking
 from jobledger.ledger.model.commands import Claim, DeadLetter

@@ -17,7 +17,7 @@ from tests.support.working import until
 from jobledger.admin.events.choice import chosen_events
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.events.feed import Feed
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import Asker, Share, Shares
 from jobledger.ledger import Ledger, task

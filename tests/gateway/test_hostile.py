@@ -15,12 +15,12 @@ from tests.support.working import bury
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.origins import check_origin
-from jobledger.gateway.acts.asked import QUEUE, ToDo
 from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.acts.bulk_input import QUEUE, ToDo
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.app import app
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.life import Life
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.counters import Counters
 from jobledger.gateway.process.requests import Requests

@@ -14,7 +14,7 @@ from tests.support.working import ended, working
 
 from jobledger.gateway.client import connect
 from jobledger.gateway.client.sync import connect as connect_blocking
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger, task
 
 pytestmark = pytest.mark.anyio

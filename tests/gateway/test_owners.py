@@ -13,7 +13,7 @@ from tests.support.working import LIMIT_S, working
 
 from jobledger.admin.limits import set_limit
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger, Limit, Run, Unique, task, workflow
 from jobledger.ledger.limits import definitions
 from jobledger.ledger.model import named_chain

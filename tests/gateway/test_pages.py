@@ -20,8 +20,8 @@ from tests.support.working import bury, working
 from jobledger.admin.keys import list_keys
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.verification import verify_task
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.pages.table import FORMS, PAGES
-from jobledger.gateway.parts import Gateway
 from jobledger.ledger import JobRef, Ledger, task
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.events import Queued

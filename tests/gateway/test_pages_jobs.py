@@ -18,7 +18,7 @@ from tests.support.run_tables import make_tables
 from tests.support.working import record_steps, working
 
 from jobledger.audit.archive import Archiver, archive_deps
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.rows import FollowedRows

@@ -11,8 +11,8 @@ from tests.support.gateway import Asker, Doorman, send, someone
 from tests.support.working import LIMIT_S, until, working
 
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.http.asked import keyed_id
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
+from jobledger.gateway.http.api_request import keyed_id
 from jobledger.ledger import Graph, Ledger, Run, RunEnd, task, workflow
 from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.errors import InvalidInputError
@@ -27,7 +27,7 @@ from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, manual_job_id, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.runs.again import successor_id
+from jobledger.ledger.runs.successor import successor_id
 from jobledger.ledger.webhooks.changes import change_webhook
 from jobledger.ledger.webhooks.deliveries import make
 from jobledger.ledger.webhooks.redelivery import plan_redelivery

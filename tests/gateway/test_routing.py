@@ -15,10 +15,10 @@ from starlette.requests import Request
 from jobledger.audit.errors import ScratchSpaceError
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.gateway import Gateway
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.life import Life
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import CODE_OF, KINDS, problem_of
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.health import ProcessHealth

@@ -28,7 +28,7 @@ from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.app import app
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.http.router import Table
 from jobledger.gateway.pages.table import FORMS, PAGES

@@ -18,8 +18,8 @@ from tests.support.working import until
 
 from jobledger.admin.keys import MadeKey
 from jobledger.gateway.app import app
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.endpoint import NDJSON
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.process.counters import Counters
 from jobledger.gateway.process.health import ProcessHealth
 from jobledger.gateway.process.listener import listen, url_of

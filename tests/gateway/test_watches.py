@@ -15,8 +15,8 @@ from jobledger.admin.hooks.figures import figure_of
 from jobledger.admin.hooks.webhooks import put_webhook, try_webhook
 from jobledger.audit.verify import verify
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.hooks.watches import WatchJudge
-from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import WATCH, RemoveWatch, SetWatch, Watch, WatchDefinition

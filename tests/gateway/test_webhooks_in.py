@@ -20,8 +20,8 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.admin.hooks.routes import definition_of
 from jobledger.gateway.app import app
-from jobledger.gateway.parts import FRESH_S
-from jobledger.gateway.refused import KEPT_MAX, RefusedRequests
+from jobledger.gateway.gateway import FRESH_S
+from jobledger.gateway.refused_requests import KEPT_MAX, RefusedRequests
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.webhooks.secrets import Secrets

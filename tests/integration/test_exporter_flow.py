@@ -23,7 +23,7 @@ from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.projections import Store
 from jobledger.projections.metrics.figures import read_figures
 from jobledger.projections.metrics.schedules import read_ticking
-from jobledger.projections.statistics.held import SETS
+from jobledger.projections.statistics.held_jobs import SETS
 from jobledger.projections.statistics.rates import rates
 
 pytestmark = pytest.mark.anyio

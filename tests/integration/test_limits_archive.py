@@ -28,7 +28,7 @@ from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.flow.turn import FlowOptions
-from jobledger.workers.reactors.flow.unclaimed import UnclaimedSlots
+from jobledger.workers.reactors.flow.unclaimed_slots import UnclaimedSlots
 
 pytestmark = pytest.mark.anyio
 

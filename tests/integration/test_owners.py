@@ -48,7 +48,7 @@ from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.reactors.stranded import DISPATCHES_MAX, judge
+from jobledger.workers.reactors.stranded_jobs import DISPATCHES_MAX, judge
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, CountedTa
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, Store, difference, rebuild, verify
 from jobledger.projections.early_counts import counting
-from jobledger.projections.statistics.counted import begin_with
+from jobledger.projections.statistics.archived_counts import begin_with
 from jobledger.projections.statistics.spread import install
 
 pytestmark = pytest.mark.anyio

@@ -31,7 +31,7 @@ from jobledger.ledger.model.commands import DeadLetter
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs import passage as length
 from jobledger.workers import Worker
-from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.kept_chains import KeptChains
 
 pytestmark = pytest.mark.anyio
 

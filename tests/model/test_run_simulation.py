@@ -24,7 +24,7 @@ from jobledger.ledger.model.commands import CancelJob, Claim, Complete, Enqueue,
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.workers.reactors.children.creation import ChildOpener
 
 SEEDS_TO_FIND_A_BUG = 500

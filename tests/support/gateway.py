@@ -15,8 +15,8 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.app import app
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.endpoint import Endpoint
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import JobHandle, Ledger, Task, Unique, task
 from jobledger.ledger.additions.announced import entry_of

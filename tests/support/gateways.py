@@ -19,7 +19,7 @@ from jobledger.admin.rows import Rows
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
-from jobledger.gateway.parts import Access, Gateway
+from jobledger.gateway.gateway import Access, Gateway
 from jobledger.gateway.projection import OwnProjection
 from jobledger.ledger import Ledger
 

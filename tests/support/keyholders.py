@@ -15,7 +15,7 @@ from tests.support.working import until
 from jobledger.admin.keys import Grant, MadeKey, create_key
 from jobledger.gateway.access.keys import AccessSettings, KeyAccess, opened_access
 from jobledger.gateway.app import app
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.process.counters import Counters
 from jobledger.gateway.process.requests import Requests
 from jobledger.ledger import Ledger

@@ -17,7 +17,7 @@ from tests.support.working import working
 
 from jobledger.admin.limits import set_limit
 from jobledger.gateway.acts.bulk_act import bulk_act
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import JobHandle, Ledger, Limit, Run, Signal, connect, step, task, workflow
 from jobledger.ledger.server import EmbeddedServer
 

@@ -56,7 +56,7 @@ from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.runs.steps import KeptSignal, Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import timer_of
-from jobledger.workers.reactors.stranded import judge
+from jobledger.workers.reactors.stranded_jobs import judge
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

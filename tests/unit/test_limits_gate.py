@@ -37,7 +37,7 @@ from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import PAST_ITS_LIMITS
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.transitions import violation
-from jobledger.workers.reactors.stranded import judge
+from jobledger.workers.reactors.stranded_jobs import judge
 
 LIMITED = Enqueue(ref=REF, task="send", order=Order(max_attempts=3, limits=("api",)))
 ADMIT, CLAIM = Dispatch(cause="admitted", grant=7), Claim(worker="w1", lease_s=15.0)

@@ -47,7 +47,7 @@ EXEMPT = {
     "audit/jobledger/audit/export/payloads.py": {"rename"},
     # Files of the package itself: what the pages are made with.
     "gateway/jobledger/gateway/pages/dashboard.py": {"read_bytes"},
-    "gateway/jobledger/gateway/process/stepping_back.py": {"write_text"},  # the kernel's, under /proc
+    "gateway/jobledger/gateway/process/low_priority.py": {"write_text"},  # the kernel's, under /proc
 }
 _METHODS = {"write_text", "write_bytes", "read_text", "read_bytes", "touch", "mkdir", "rename", "symlink_to"}
 _OF_OS = {"open", "fdopen", "mkdir", "makedirs", "rename", "replace", "mkfifo", "link", "symlink"}

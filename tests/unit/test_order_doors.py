@@ -25,7 +25,7 @@ from jobledger.gateway.api.batches import BatchEnd
 from jobledger.gateway.api.enqueue import NewJob
 from jobledger.gateway.api.lists import EnqueuerFilter
 from jobledger.gateway.api.stored_graphs import NewRun
-from jobledger.gateway.client import calls, together
+from jobledger.gateway.client import calls, graph_calls
 from jobledger.gateway.client.models import JobSnapshot
 from jobledger.ledger import Limit, Queue, Unique, task
 from jobledger.ledger.graphs import verbs as graphs
@@ -97,7 +97,7 @@ DOORS: Final[dict[str, tuple[Collection[str], dict[str, str]]]] = {
     "enqueue_named_many": (NamedJob.__struct_fields__, {}),
     "graphs.run": (graphs.RunOptions.__annotations__, _OF_NODES),
     "remote enqueue": (calls.JobOptions.__annotations__, {}),
-    "remote run_stored_graph": (together.RunOptions.__annotations__, _OF_NODES),
+    "remote run_stored_graph": (graph_calls.RunOptions.__annotations__, _OF_NODES),
     "POST /v1/jobs": (NewJob.__struct_fields__, {}),
     "POST /v1/graphs/{name}/run": (NewRun.__struct_fields__, _OF_NODES),
     "POST /v1/graphs, nodes": (NamedNode.__struct_fields__, _OF_RUN),
@@ -279,9 +279,9 @@ def test_each_condition_on_what_was_said_is_an_option_a_parameter_and_a_key_of_s
 
 def test_what_a_remote_caller_leaves_out_as_none_is_not_sent() -> None:
     queue: Any = {"queue": None}
-    opened = together.open_call("b", send.options(queue="x"), queue, None).body
+    opened = graph_calls.open_call("b", send.options(queue="x"), queue, None).body
     assert opened is not None
     assert msgspec.json.decode(opened) == {"task": "send", "queue": "x"}
-    begun = together.run_call("g", None, {"tenant": None}).body
+    begun = graph_calls.run_call("g", None, {"tenant": None}).body
     assert begun is not None
     assert b"tenant" not in begun

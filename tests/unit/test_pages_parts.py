@@ -12,7 +12,7 @@ import pytest
 
 from jobledger.gateway.pages.dashboard import FRESH_S, KEPT_MAX, SharedPages
 from jobledger.gateway.pages.html import STATIC
-from jobledger.gateway.pages.kept import Memo
+from jobledger.gateway.pages.memo import Memo
 from jobledger.gateway.pages.views.levels import added
 from jobledger.gateway.pages.words import ago, count, cut, json_colours, percent, said, short
 from jobledger.ledger.model.clock import Clock

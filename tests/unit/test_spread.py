@@ -12,7 +12,7 @@ import pytest
 from jobledger.ledger.model.reactor import CountedSpread, CountedTask
 from jobledger.projections import HISTOGRAM_BOUNDS_S, Histogram
 from jobledger.projections.metrics.recent import RecentTimes, recent_metrics
-from jobledger.projections.statistics.counted import coarse_spread
+from jobledger.projections.statistics.archived_counts import coarse_spread
 from jobledger.projections.statistics.spread import (
     BOUNDS_US,
     DURATION_US_MAX,

@@ -16,7 +16,7 @@ from tests.support.limits import LIMIT_S
 
 PROGRAM = """
 import json, os, pathlib
-from jobledger.gateway.process.stepping_back import step_back
+from jobledger.gateway.process.low_priority import step_back
 os.nice(2)
 step_back(5)
 def text(name):

@@ -27,7 +27,7 @@ from jobledger.ledger.model.events import ErrorInfo, Order, event_type
 from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.reconciler import Position, is_given_up
-from jobledger.workers.reactors.stranded import DISPATCHES_MAX, Verdict, judge
+from jobledger.workers.reactors.stranded_jobs import DISPATCHES_MAX, Verdict, judge
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 STAMP = Stamp(at=NOW, by="w1")

@@ -52,7 +52,7 @@ from jobledger.ledger.nats.streams import find_stream
 from jobledger.ledger.throttle import ENQUEUE_UP_TO
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store
 from jobledger.projections.filters import of_fleet, visible
-from jobledger.projections.statistics.held import HeldRow, read_held
+from jobledger.projections.statistics.held_jobs import HeldRow, read_held
 from jobledger.projections.statistics.rates import Minute, minutes_of, rates
 from jobledger.projections.tables.job_schema import LACKS_CHILD
 from jobledger.projections.tables.schedules import ScheduleRow, late_schedules, read_schedules

@@ -78,8 +78,8 @@ COMMANDS: Final = Group(
                 "list": "limits.show",
                 "show": "limits.show",
                 "remove": "verbs:limits",
-                "verify": "limits.again",
-                "simulate": "limits.again",
+                "verify": "limits.past_grants",
+                "simulate": "limits.past_grants",
             },
         ),
         "schedules": Group(

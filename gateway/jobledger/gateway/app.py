@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from jobledger.gateway.access.keys import KeyAccess
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.http.guard import Guard
 from jobledger.gateway.http.head import request_id_of
@@ -22,7 +23,6 @@ from jobledger.gateway.http.reference import reference
 from jobledger.gateway.http.router import Table, refusal
 from jobledger.gateway.pages.dashboard import HEADERS, Dashboard, problem_page
 from jobledger.gateway.pages.login import Login
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, problem_of
 
 DOCUMENT: Final = "/openapi.json"

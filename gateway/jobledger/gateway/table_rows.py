@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobledger.admin.tables.files import recorded_table
 from jobledger.admin.tables.first_rows import FirstRows, first_rows
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job

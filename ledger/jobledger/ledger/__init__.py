@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.handle import JobHandle
     from jobledger.ledger.held_lock import HeldLock
     from jobledger.ledger.hooks import Hooks, Notice
-    from jobledger.ledger.limits.declared import Limit, Queue
+    from jobledger.ledger.limits.declarations import Limit, Queue
     from jobledger.ledger.model.attempts import Attempt, Progress
     from jobledger.ledger.model.codec import StoredEvent
     from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
@@ -141,7 +141,7 @@ else:  # the same as a table
             "handle": ("JobHandle",),
             "held_lock": ("HeldLock",),
             "hooks": ("Hooks", "Notice"),
-            "limits.declared": ("Limit", "Queue"),
+            "limits.declarations": ("Limit", "Queue"),
             "model.codec": ("StoredEvent",),
             "model.job": ("Job", "JobState"),
             "model.hooks.route": ("RouteDefinition", "RouteRule"),

@@ -45,8 +45,8 @@ from jobledger.ledger.nats.pauses import bring_in_line, queue_state
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, task_names
 from jobledger.ledger.outcome import Wish
-from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
+from jobledger.ledger.protocols import AnyJob, job_name
 from jobledger.ledger.reader_leases import ReaderLeases
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.sent_signals import AnySignal, give_signal

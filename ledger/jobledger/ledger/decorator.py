@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.context import Context
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
+from jobledger.ledger.limits.declarations import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_users_queue

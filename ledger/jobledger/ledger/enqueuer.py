@@ -53,7 +53,7 @@ from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey, seal_value
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.owner_names import owner_named
-from jobledger.ledger.parts import AnyJob, Client, job_name
+from jobledger.ledger.protocols import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.signature import ReadsInput
 from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions

@@ -29,7 +29,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import moment_of
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.unique.holders import requeue
 
 R_co = TypeVar("R_co", covariant=True)

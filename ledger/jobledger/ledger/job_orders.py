@@ -12,7 +12,7 @@ import msgspec
 import uuid_utils
 
 from jobledger.ledger.additions.kind import Kind
-from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.declarations import Limit
 from jobledger.ledger.limits.keys import InputArguments, KeySource, with_limits
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue

@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
+from jobledger.ledger.limits.declarations import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import LABELS, PRIORITIES, Order, PayloadRef, Priority

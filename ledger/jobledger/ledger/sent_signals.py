@@ -20,7 +20,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
 from jobledger.ledger.model.subjects import JobRef, is_own_queue
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.tasks import Task
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import Wish
-from jobledger.ledger.parts import AnyJob
+from jobledger.ledger.protocols import AnyJob
 from jobledger.ledger.schedules.sync import BlockingSchedules
 from jobledger.ledger.sent_signals import AnySignal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo

@@ -29,7 +29,7 @@ from typing import (
 import msgspec
 
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.limits.declared import Limit, Queue
+from jobledger.ledger.limits.declarations import Limit, Queue
 from jobledger.ledger.limits.keys import check_keys, own_key
 from jobledger.ledger.model.errors import (
     ConfigurationError,

@@ -21,7 +21,7 @@ from jobledger.ledger.job_orders import (
     new_job_id,
     wish_of,
 )
-from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.declarations import Limit
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.envelope import NO_VALUE

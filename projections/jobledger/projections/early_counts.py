@@ -19,7 +19,7 @@ from jobledger.projections.errors import ProjectionError
 from jobledger.projections.filler import ProgressCallback
 from jobledger.projections.position import read_position
 from jobledger.projections.projector import Projector
-from jobledger.projections.statistics.counted import read_counts
+from jobledger.projections.statistics.archived_counts import read_counts
 
 _BUSY_TIMEOUT_S: Final = 5.0
 

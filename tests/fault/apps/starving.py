@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from typing import Any, Final
 
-from jobledger.gateway.process.stepping_back import step_back
+from jobledger.gateway.process.low_priority import step_back
 
 _AGAIN_S: Final = 2.0
 _HANGS_UP_S: Final = 1.0

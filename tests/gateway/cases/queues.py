@@ -7,8 +7,8 @@ from typing import Final
 
 from tests.support.gateway import Asker, someone
 
-from jobledger.gateway.acts.asked import ToDo
 from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.acts.bulk_input import ToDo
 from jobledger.ledger.model.subjects import ACTS_QUEUE
 from jobledger.ledger.model.times import time_text
 

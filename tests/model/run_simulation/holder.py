@@ -30,7 +30,7 @@ from jobledger.ledger.model.job import OPERATOR, Job, JobState
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import Step, admissible, is_over, next_signal
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.workers.reactors.children.creation import ChildOpener
 
 ERROR: Final = ErrorInfo(kind="exception", type="BoomError", message="boom")

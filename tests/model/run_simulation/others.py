@@ -40,7 +40,7 @@ from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, JobState
 from jobledger.ledger.model.runs.orders import WITH_ITS_RUN
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.timers import wait_timer
 from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.children.joins import Joiner

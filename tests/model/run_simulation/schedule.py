@@ -33,7 +33,7 @@ from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 Main = Callable[[Client], Coroutine[Any, Any, None]]
 _AT_ONCE_MAX: Final = 7

@@ -23,7 +23,7 @@ from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReads
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names, filter_pattern
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 RUN: Final = JobRef(queue="runs", job_id="r")

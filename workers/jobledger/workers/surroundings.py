@@ -15,7 +15,7 @@ from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.seals import KeyHolder
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
-from jobledger.ledger.parts import Values
+from jobledger.ledger.protocols import Values
 from jobledger.ledger.tracing import Tracing
 
 

@@ -38,7 +38,7 @@ from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
-from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.kept_chains import KeptChains
 from jobledger.workers.attempt.log_keeper import LogKeeper
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.settlement import elsewhere_s, nak

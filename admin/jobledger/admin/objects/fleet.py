@@ -21,7 +21,7 @@ from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.unique.queries import KeyHolder
 from jobledger.projections import QueueRow, Store
-from jobledger.projections.statistics.held import read_held
+from jobledger.projections.statistics.held_jobs import read_held
 from jobledger.projections.tables.limits import LimitRow, limit_rows
 from jobledger.projections.tables.slots import slots_taken
 

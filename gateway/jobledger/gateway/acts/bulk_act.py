@@ -11,7 +11,7 @@ import msgspec
 from jobledger.admin.bulk import ActResult, perform
 from jobledger.admin.choice import ChosenJob
 from jobledger.admin.rows import Rows
-from jobledger.gateway.acts.asked import (
+from jobledger.gateway.acts.bulk_input import (
     NAMED_MAX,
     QUEUE,
     TASK,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from jobledger.audit.verify import Expectation, Report, Witness, verify
 from jobledger.audit.verify.seals import seals_as_witness
 from jobledger.audit.watch import record_verify
-from jobledger.gateway.acts.asked import QUEUE, asker_of
+from jobledger.gateway.acts.bulk_input import QUEUE, asker_of
 from jobledger.ledger import Context, JobHandle, Ledger, Task, Unique, task
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.projections import ProjectionError

@@ -10,7 +10,7 @@ import msgspec
 from jobledger.admin.objects.jobs import JobShown
 from jobledger.gateway.api.one_job import JobAtMoment, read_job, shown
 from jobledger.gateway.events.waits import wait_for_end
-from jobledger.gateway.http.asked import ApiRequest, keyed_id
+from jobledger.gateway.http.api_request import ApiRequest, keyed_id
 from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle

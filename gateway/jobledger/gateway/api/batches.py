@@ -12,7 +12,7 @@ import msgspec
 
 from jobledger.admin.hidden_tasks import naming_no_hidden_task
 from jobledger.gateway.api.parameters import WithReason
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import NotFoundError

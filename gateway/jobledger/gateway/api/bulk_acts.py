@@ -13,7 +13,8 @@ import msgspec
 from jobledger.admin.bulk import perform
 from jobledger.admin.choice import ChosenJob, chosen_until
 from jobledger.admin.objects.acts import ActDone, act_done
-from jobledger.gateway.acts.asked import (
+from jobledger.gateway.acts.bulk_act import begin_act
+from jobledger.gateway.acts.bulk_input import (
     JOBS_MAX,
     PERMISSIONS,
     QUEUE,
@@ -25,11 +26,10 @@ from jobledger.gateway.acts.asked import (
     act_of,
     job_id_of,
 )
-from jobledger.gateway.acts.bulk_act import begin_act
 from jobledger.gateway.api.lists import Which
 from jobledger.gateway.api.pagination import looking
 from jobledger.gateway.api.parameters import Look, Text, aware
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import fold

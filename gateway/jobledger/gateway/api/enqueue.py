@@ -20,7 +20,7 @@ from jobledger.gateway.api.additions import (
     reused,
 )
 from jobledger.gateway.api.batches import batch_for
-from jobledger.gateway.http.asked import ApiRequest, keyed_id
+from jobledger.gateway.http.api_request import ApiRequest, keyed_id
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import opened

@@ -16,7 +16,7 @@ from jobledger.gateway.api.one_job import JobAtMoment
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.feed import FeedEvent, Portion
 from jobledger.gateway.events.sse import HEADERS, Shown
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError

@@ -17,11 +17,11 @@ from jobledger.audit.watch import AuditState, audited
 from jobledger.gateway.acts.verification import begin_check
 from jobledger.gateway.api.additions import JobEnqueued, added, existing
 from jobledger.gateway.api.parameters import Limit
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, without_files
 from jobledger.gateway.remedies import over_http
-from jobledger.gateway.scoped import diagnoses_for, workers_for
+from jobledger.gateway.visibility import diagnoses_for, workers_for
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks

@@ -16,7 +16,7 @@ from jobledger.gateway.api.additions import (
     reused,
 )
 from jobledger.gateway.api.one_job import JobAtMoment
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.current_authority import acting_for

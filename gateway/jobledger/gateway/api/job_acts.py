@@ -11,7 +11,7 @@ from jobledger.admin.objects.jobs import JobNow, job_now
 from jobledger.gateway.api.one_job import PROBLEMS
 from jobledger.gateway.api.parameters import WithReason
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.current_authority import acting_for

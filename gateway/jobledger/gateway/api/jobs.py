@@ -27,12 +27,12 @@ from jobledger.gateway.api.one_job import PROBLEMS, JobAtMoment, read_job, shown
 from jobledger.gateway.api.parameters import Past
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.waits import wait_for_end
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.remedies import hint_over_http
-from jobledger.gateway.scoped import facts_for
+from jobledger.gateway.visibility import facts_for
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.rights.marks import hidden_from

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.keys import in_order
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.ledger.model.rights.grants import Permission
 

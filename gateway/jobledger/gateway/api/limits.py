@@ -22,10 +22,10 @@ from jobledger.admin.objects.fleet import (
 from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Limit, Look, aware
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.scoped import limits_for
+from jobledger.gateway.visibility import limits_for
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.unique.queries import find_key, find_keys
 

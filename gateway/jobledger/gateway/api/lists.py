@@ -19,7 +19,7 @@ from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.api.pagination import READ, looking, next_page
 from jobledger.gateway.api.parameters import Limit, Look, Past, aware
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.events import DeadReason

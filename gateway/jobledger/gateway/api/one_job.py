@@ -11,9 +11,9 @@ from jobledger.admin.past import events_until
 from jobledger.admin.views import details_as
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.parameters import Past
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.scoped import names_cleared
+from jobledger.gateway.visibility import names_cleared
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError

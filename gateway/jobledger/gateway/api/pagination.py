@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from jobledger.admin.rows import AnswerPosition, View
 from jobledger.gateway.api.parameters import Look
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 
 #: Problem codes of every list that can show the past.
 READ = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint, Raw
 from jobledger.gateway.problems import ProblemError
 

@@ -20,10 +20,10 @@ from jobledger.admin.queues import by_priority, drained, listed, together
 from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Look, WithReason, aware
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.scoped import queue_for, terms_for
+from jobledger.gateway.visibility import queue_for, terms_for
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow

@@ -17,9 +17,9 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Limit, Look, Text
 from jobledger.gateway.hooks.references import require_route
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.gateway.refused import RefusedRequest
+from jobledger.gateway.refused_requests import RefusedRequest
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.route import RouteDefinition
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jobledger.gateway.api.job_acts import no_app
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError

@@ -17,10 +17,10 @@ from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Limit, Look, Past, WithReason, aware
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.gateway.scoped import terms_for, tree_for, workflows_for
 from jobledger.gateway.table_rows import rows_of
+from jobledger.gateway.visibility import terms_for, tree_for, workflows_for
 from jobledger.ledger.model.commands import STEP_KEY_MAX
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.rights.grants import Permission

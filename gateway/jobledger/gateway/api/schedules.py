@@ -16,7 +16,7 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.schedules import DueTick, listed_in, shown_in, tick_due
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Look
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import ScheduleNotFoundError

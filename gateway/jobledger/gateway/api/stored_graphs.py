@@ -14,7 +14,7 @@ from jobledger.gateway.api.additions import (
     require_own,
     reused,
 )
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import InputMismatchError

@@ -13,7 +13,7 @@ import msgspec
 from jobledger.admin.verbs.kit import Declaration, Field, answer_type, declared_in, fields_of, words_in
 from jobledger.gateway.api.parameters import aware
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError

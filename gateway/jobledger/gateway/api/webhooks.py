@@ -14,7 +14,7 @@ from jobledger.admin.hooks.webhooks import (
 from jobledger.admin.lists.jobs import JobPage, list_jobs
 from jobledger.gateway.api.pagination import READ, looking, next_page
 from jobledger.gateway.api.parameters import Limit, Look, aware
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.webhooks.changes import find_webhook

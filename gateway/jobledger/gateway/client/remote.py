@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 import httpx
 import msgspec
 
-from jobledger.gateway.client import calls, together
+from jobledger.gateway.client import calls, graph_calls
 from jobledger.gateway.client.calls import AnyTask, Call, JobOptions, Reply
 from jobledger.gateway.client.models import (
     BatchCount,
@@ -146,7 +146,7 @@ class Ledger:
 
         `graph`: made of tasks in code, or the body of `POST /v1/graphs`. Raises: as `enqueue`.
         """
-        reply = await self._requests.done(together.graph_call(graph, id))
+        reply = await self._requests.done(graph_calls.graph_call(graph, id))
         made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
@@ -155,7 +155,7 @@ class Ledger:
 
         Raises: NotFoundError, InvalidInputError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
-        reply = await self._requests.done(together.emit_call(route, data, id))
+        reply = await self._requests.done(graph_calls.emit_call(route, data, id))
         return msgspec.json.decode(reply.body, type=EmitAnswer)
 
     async def _batch(
@@ -166,9 +166,9 @@ class Ledger:
         named: JobOptions,
         on_end: AnyTask | None,
     ) -> BulkResult:
-        opened = await self._requests.done(together.open_call(name, task, named, on_end))
+        opened = await self._requests.done(graph_calls.open_call(name, task, named, on_end))
         known = msgspec.json.decode(opened.body, type=BatchCount)
-        added = await self._bulk(together.jobs_of(task, inputs, named), {"batch": name})
+        added = await self._bulk(graph_calls.jobs_of(task, inputs, named), {"batch": name})
         if known.count is None:
             close = {"count": added.created + added.existing}
             await self._requests.done(calls.json_call("POST", f"/v1/batches/{name}/close", close))
@@ -193,8 +193,8 @@ class Ledger:
 
         Raises: the error in the gateway's answer; ServerUnreachableError.
         """
-        reply = await self._requests.done(together.verb_call(verb))
-        return together.answer_in(reply.body, verb)
+        reply = await self._requests.done(graph_calls.verb_call(verb))
+        return graph_calls.answer_in(reply.body, verb)
 
     async def job(self, job: str, *, queue: str | None = None) -> JobHandle:
         """Return the job of an id. Raises: JobNotFoundError, AmbiguousIdError, ServerUnreachableError."""
@@ -256,23 +256,23 @@ class Graphs:
         `graph`: made of tasks in code, or the body of `POST /v1/graphs`. Raises: InvalidInputError,
             TaskNotFoundError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
-        reply = await self._requests.done(together.put_graph_call(graph, reason))
-        return together.version_in(reply.body)
+        reply = await self._requests.done(graph_calls.put_graph_call(graph, reason))
+        return graph_calls.version_in(reply.body)
 
     async def run(
         self,
         name: str,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - as the ledger's
-        **said: Unpack[together.RunOptions],
+        **said: Unpack[graph_calls.RunOptions],
     ) -> JobHandle:
         """Begin a run of a stored graph as one job; its result has those of the nodes by name. Raises: as `enqueue`."""
-        reply = await self._requests.done(together.run_call(name, input, said))
+        reply = await self._requests.done(graph_calls.run_call(name, input, said))
         made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
     async def remove(self, name: str, *, reason: str = "") -> None:
         """Take a stored graph away; its runs go on. Raises: NotFoundError, AccessDeniedError, ServerUnreachableError."""
-        await self._requests.done(together.remove_graph_call(name, reason))
+        await self._requests.done(graph_calls.remove_graph_call(name, reason))
 
 
 class JobHandle:

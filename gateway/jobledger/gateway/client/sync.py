@@ -15,7 +15,7 @@ from jobledger.gateway.client.models import BulkResult, EmitAnswer, Event, JobLo
 
 if TYPE_CHECKING:
     from jobledger.admin.verbs.kit import Verb
-    from jobledger.gateway.client.together import RunOptions
+    from jobledger.gateway.client.graph_calls import RunOptions
     from jobledger.ledger.graphs.graph import Graph
 
 T = TypeVar("T")

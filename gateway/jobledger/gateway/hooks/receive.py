@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.hooks.delivery import MatchedJob

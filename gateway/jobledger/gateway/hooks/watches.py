@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from jobledger.admin.hooks.figures import figure_of
 from jobledger.admin.rows import AnswerPosition, View
-from jobledger.gateway.parts import Projection
+from jobledger.gateway.gateway import Projection
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import LedgerError, UnreachableError
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jobledger.gateway.access.gate import ArrivedRequest, Gate
 from jobledger.gateway.access.identity import ADMITTED, CALLER, UNSURE, AdmittedPerson
 from jobledger.gateway.access.origins import SAFE
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.head import added_headers, headers_of, request_id_of
 from jobledger.gateway.http.router import refusal
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import Asker, network_of
 

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.gateway import Gateway
+from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.http.head import REQUEST_ID, headers_of, request_id_of
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import MEDIA, Detail, ProblemError, broken_off, code_of, problem_of
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.rights.authority import Principal

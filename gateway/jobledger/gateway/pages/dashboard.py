@@ -23,16 +23,16 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from jobledger.gateway.events.sse import primed
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.html import STATIC, address, carrying, rendered
-from jobledger.gateway.pages.kept import Memo
+from jobledger.gateway.pages.memo import Memo
 from jobledger.gateway.pages.page import Elsewhere, Fields, Form, OwnPage, Page, SentForm, Viewer, When
 from jobledger.gateway.pages.parameters import read_form, read_query
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
 from jobledger.gateway.pages.words import instant
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import Problem, ProblemError, problem_of
 from jobledger.gateway.shares import opened
 from jobledger.ledger.access.current_authority import acting_for

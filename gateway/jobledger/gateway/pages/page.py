@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 import msgspec
 
 from jobledger.admin.past import AsOf
-from jobledger.gateway.pages.kept import Memo
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.gateway import Gateway
+from jobledger.gateway.pages.memo import Memo
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission

@@ -12,7 +12,7 @@ from jobledger.admin.runs import recorded
 from jobledger.gateway.pages.charts.timeline import Kind, Line, Span, Tick
 from jobledger.gateway.pages.spans import Bar
 from jobledger.gateway.pages.words import cut, moment, style_of, took
-from jobledger.gateway.scoped import terms_for
+from jobledger.gateway.visibility import terms_for
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal

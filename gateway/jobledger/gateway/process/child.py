@@ -19,8 +19,8 @@ from typing import Final
 import anyio
 from anyio.abc import ObjectReceiveStream
 
+from jobledger.gateway.process.low_priority import step_back
 from jobledger.gateway.process.messages import TO_CHILD, Setup, ToChild, ToGateway
-from jobledger.gateway.process.stepping_back import step_back
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.nats.connection import ConnectionLostError

@@ -17,9 +17,9 @@ from jobledger.admin.diagnoses import counted
 from jobledger.admin.keeper import Keeper
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
+from jobledger.gateway.gateway import Access, Gateway
 from jobledger.gateway.hooks.watches import WatchJudge
 from jobledger.gateway.life import Life
-from jobledger.gateway.parts import Access, Gateway
 from jobledger.gateway.process.children import KeeperChild, ProjectorChild, setup_of
 from jobledger.gateway.process.counters import Counters, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth

@@ -12,8 +12,8 @@ from typing import Any, Final
 import anyio
 from anyio.abc import ObjectReceiveStream
 
-from jobledger.gateway.acts.asked import QUEUE
 from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.acts.bulk_input import QUEUE
 from jobledger.gateway.acts.verification import verify_task
 from jobledger.gateway.hooks.addresses import Targets, networks
 from jobledger.gateway.hooks.deliver import DeliverySender, deliver_task

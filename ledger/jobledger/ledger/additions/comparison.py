@@ -11,7 +11,7 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
 from jobledger.ledger.model.events import Carried, JobEvent, order_at_first
 from jobledger.ledger.model.json_text import encode_sorted
-from jobledger.ledger.parts import Values
+from jobledger.ledger.protocols import Values
 from jobledger.ledger.signature import ReadsInput
 
 #: Gets what would begin a job, and the first event of the job that has its id. Raises: InputMismatchError.

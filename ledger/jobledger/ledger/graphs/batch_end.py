@@ -21,7 +21,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BATCH_STEP, ITEMS_MAX, Count, child_id
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 #: How many jobs are looked for and cancelled at a time.
 _AT_ONCE: Final = 64

@@ -25,7 +25,7 @@ from jobledger.ledger.model.runs.errors import UnknownSignalError
 from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BUILT_IN_QUEUE, RUN_BATCH
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.sent_signals import send
 from jobledger.ledger.tasks import Task, TaskWithOptions

@@ -15,7 +15,7 @@ import msgspec
 
 from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
-from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.declarations import Limit
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError, TaskDefinitionError
@@ -25,7 +25,7 @@ from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, OnDeadLette
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Wish
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 from jobledger.ledger.templates import filled

@@ -28,7 +28,7 @@ from jobledger.ledger.model.named_chain import ChangedValue
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.named_values import change
 from jobledger.ledger.options import LabelOptions, OnOtherInput
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.tasks import TaskWithOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
 from jobledger.ledger.access.current_authority import ACTING_FOR, acting_for
-from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.declarations import Limit
 from jobledger.ledger.limits.in_code import difference
 from jobledger.ledger.limits.keys import own_key
 from jobledger.ledger.model import named_chain

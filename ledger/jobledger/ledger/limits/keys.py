@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.limits.declared import Limit, Queue
+from jobledger.ledger.limits.declarations import Limit, Queue
 from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.foreign_types import to_builtin

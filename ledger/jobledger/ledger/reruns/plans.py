@@ -31,7 +31,7 @@ from jobledger.ledger.model.runs.reruns import copied_from
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.model.times import time_text
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.reruns.groups import CopiedGroup, find_groups
 from jobledger.ledger.reruns.repairs import check_failed, check_recorded, check_untaken
 from jobledger.ledger.tasks import Task, TaskWithOptions

@@ -14,7 +14,7 @@ from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
 from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.seals import seal_words, unseal_raw
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):

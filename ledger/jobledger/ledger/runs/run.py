@@ -20,7 +20,6 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import Wish, check_delay
 from jobledger.ledger.runs import branches
-from jobledger.ledger.runs.again import Again, successor_id
 from jobledger.ledger.runs.chunks import call_each, split
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.groups import Child, Group, Outcome
@@ -29,6 +28,7 @@ from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.runs.step_call import StepCall
 from jobledger.ledger.runs.steps import StepFunction, as_step
+from jobledger.ledger.runs.successor import Again, successor_id
 from jobledger.ledger.runs.tables import RunTables
 from jobledger.ledger.signature import GivenByWorker
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions

@@ -11,7 +11,7 @@ import msgspec
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.decorator import task
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.limits.declared import Limit, Queue
+from jobledger.ledger.limits.declarations import Limit, Queue
 from jobledger.ledger.model.errors import ConfigurationError, TaskDefinitionError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token

@@ -43,7 +43,7 @@ from jobledger.ledger.model.schedules.jobs import (
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.seals import unseal_words
 from jobledger.ledger.model.subjects import JobRef, first_leaf
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 #: A function that returns which subjects are in use; see `Log.present`.
 Present = Callable[[Sequence[str]], Awaitable[set[str]]]

@@ -25,7 +25,7 @@ from jobledger.ledger.model.schedules.definition import Catchup, Definition, Ove
 from jobledger.ledger.model.schedules.events import Backfilled, Schedule
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.schedules.changes import KnownSchedule, Schedules
 from jobledger.ledger.schedules.in_code import AnyTask, check_options
 

@@ -27,7 +27,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.reserved_ids import instead_of
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef, Names, aggregate_of
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.subscriptions.filter import EventFilter
 from jobledger.ledger.webhooks.message import told_of
 

@@ -17,7 +17,7 @@ from jobledger.ledger.model.hooks.definition import Part
 from jobledger.ledger.model.hooks.watch import WATCH
 from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 _ATTEMPT: Final = "attempt"
 _OF_ERROR: Final = ("kind", "type", "message", "traceback")

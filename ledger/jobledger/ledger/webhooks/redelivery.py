@@ -18,7 +18,7 @@ from jobledger.ledger.model.errors import InvalidInputError, RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition
 from jobledger.ledger.model.hooks.webhook import Webhook
 from jobledger.ledger.model.job import CLOSED_STATES, JobState
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.webhooks.deliveries import made, make, matches, subjects
 
 #: Which events of a range: all of them, or those that never arrived.

@@ -24,7 +24,7 @@ from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
 from jobledger.ledger.model.subjects import JobRef, is_own_queue
-from jobledger.ledger.parts import AnyJob, NamesJob
+from jobledger.ledger.protocols import AnyJob, NamesJob
 from jobledger.ledger.sent_signals import SignalClient, check_signal
 
 

@@ -16,9 +16,9 @@ import msgspec
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.projections.metrics.recent import RecentTimes, read_recent
+from jobledger.projections.metrics.row_sums import Labels, minus, shown
 from jobledger.projections.metrics.runs import RunFigures, read_running
 from jobledger.projections.metrics.schedules import TickingRow, read_ticking
-from jobledger.projections.metrics.shown import Labels, minus, shown
 from jobledger.projections.position import Position
 from jobledger.projections.queries.demand import Demand, read_demand
 from jobledger.projections.queries.store import Store
@@ -31,7 +31,7 @@ from jobledger.projections.statistics.answers import (
     queue_row,
     totals_row,
 )
-from jobledger.projections.statistics.held import HeldRow, folded, read_held
+from jobledger.projections.statistics.held_jobs import HeldRow, folded, read_held
 from jobledger.projections.statistics.tables import LIMIT_STATISTICS
 from jobledger.projections.statistics.tally import STATISTICS
 from jobledger.projections.tables.hooks import HookStates, read_hooks

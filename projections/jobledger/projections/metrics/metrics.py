@@ -21,13 +21,13 @@ from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
 from jobledger.projections.metrics.recent import recent_metrics
+from jobledger.projections.metrics.row_sums import distribution
 from jobledger.projections.metrics.runs import running_metrics
 from jobledger.projections.metrics.schedules import seconds_since, ticking_metrics
-from jobledger.projections.metrics.shown import distribution
 from jobledger.projections.position import Position
 from jobledger.projections.queries.demand import CONCURRENCY, Demand
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
-from jobledger.projections.statistics.held import HeldRow
+from jobledger.projections.statistics.held_jobs import HeldRow
 from jobledger.projections.statistics.spread import HISTOGRAM_BOUNDS_S
 
 LABEL_VALUES_MAX: Final = 200

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 
 from jobledger.ledger.metrics.exposition import values
 from jobledger.projections.metrics import names
-from jobledger.projections.metrics.shown import Labels
+from jobledger.projections.metrics.row_sums import Labels
 from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import Histogram, bucket_values
 from jobledger.projections.statistics.tally import HISTOGRAM_WIDTH, histogram_columns, summed

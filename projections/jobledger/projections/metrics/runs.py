@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from jobledger.ledger.metrics.exposition import histograms, values
 from jobledger.ledger.model.runs.wait_words import AWAITED
 from jobledger.projections.metrics import names
-from jobledger.projections.metrics.shown import Labels, distribution, shown
+from jobledger.projections.metrics.row_sums import Labels, distribution, shown
 from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.runs import (
     RUN_COUNTERS,

@@ -9,7 +9,7 @@ import operator
 from typing import Final
 
 from jobledger.projections.statistics.answers import OF_INTEREST
-from jobledger.projections.statistics.held import IS_HELD
+from jobledger.projections.statistics.held_jobs import IS_HELD
 from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
 VERSION: Final = 25  #: version of the tables of jobs, runs and steps; raised whenever a column changes

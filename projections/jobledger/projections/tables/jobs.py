@@ -18,7 +18,7 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.projections.position import SELECT_COUNTED
-from jobledger.projections.statistics.counted import begin_with, end_with
+from jobledger.projections.statistics.archived_counts import begin_with, end_with
 from jobledger.projections.statistics.levels import LEVELS, LEVELS_SPAN, Levels
 from jobledger.projections.statistics.runs import RUN_TOTALS, STEP_TOTALS, RunTally
 from jobledger.projections.statistics.spread import install

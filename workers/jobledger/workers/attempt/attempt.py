@@ -43,7 +43,7 @@ from jobledger.workers.attempt.control import Attempt, Control
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
-from jobledger.workers.attempt.kept import FAILED_BYTES_MAX, KeptChains
+from jobledger.workers.attempt.kept_chains import FAILED_BYTES_MAX, KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.recorder import Recorder
 from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak

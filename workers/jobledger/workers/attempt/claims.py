@@ -30,7 +30,7 @@ from jobledger.ledger.model.events import Failed, Queued
 from jobledger.ledger.model.job import Job, JobState, evolve, retried
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.kept_chains import KeptChains
 from jobledger.workers.attempt.retry_store import FULL_PAUSE_S, LIMIT_S
 from jobledger.workers.attempt.settlement import (
     ACK,

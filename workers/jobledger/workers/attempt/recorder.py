@@ -26,7 +26,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers import logs
 from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.hooks import HookRunner
-from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.kept_chains import KeptChains
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.settlement import ACK, AGAIN, DROP, Settlement
 

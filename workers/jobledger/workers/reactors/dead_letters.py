@@ -18,7 +18,7 @@ from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.streams import advisories_specification, ensure_streams
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later
-from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
+from jobledger.workers.reactors.stranded_jobs import OnDeadLetter, StrandedJobs
 
 logger = logging.getLogger("jobledger.workers.reactors.dead_letters")
 

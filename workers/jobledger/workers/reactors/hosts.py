@@ -11,7 +11,7 @@ from jobledger.workers.reactors.dead_letters import DeadLetterReactor
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.reactor import Reactor, host
 from jobledger.workers.reactors.reconciler import Reconciler
-from jobledger.workers.reactors.stranded import OnDeadLetter
+from jobledger.workers.reactors.stranded_jobs import OnDeadLetter
 from jobledger.workers.reactors.timers import timer_reactors
 
 

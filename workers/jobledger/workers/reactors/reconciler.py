@@ -36,7 +36,7 @@ from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reac
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.workers.reactors.pauses import Pauses
-from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
+from jobledger.workers.reactors.stranded_jobs import OnDeadLetter, StrandedJobs
 
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
 

@@ -22,7 +22,6 @@ from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.runs.again import Again
 from jobledger.ledger.runs.ends import RunEnd, sentence_of
 from jobledger.ledger.runs.errors import (
     ChildFailedError,
@@ -36,6 +35,7 @@ from jobledger.ledger.runs.passage import Passage, Undo
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import UNDO, Branch
 from jobledger.ledger.runs.step_call import StepCall
+from jobledger.ledger.runs.successor import Again
 from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.errors import TableExpiredError

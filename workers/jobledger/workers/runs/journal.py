@@ -53,7 +53,7 @@ from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
-from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.kept_chains import KeptChains
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.pool.child_process import TaskFailure, TaskValue
 from jobledger.workers.pool.messages import ENGINE, Call

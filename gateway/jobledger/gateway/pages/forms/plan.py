@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from jobledger.gateway.acts.asked import PERMISSIONS, QUEUE, TASK, Job, ToDo, job_id_of
 from jobledger.gateway.acts.bulk_act import begin_act
+from jobledger.gateway.acts.bulk_input import PERMISSIONS, QUEUE, TASK, Job, ToDo, job_id_of
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.parameters import read_query

@@ -15,7 +15,7 @@ from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import acts_between
 from jobledger.gateway.pages.views.queue_lines import of_users
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.scoped import terms_for
+from jobledger.gateway.visibility import terms_for
 from jobledger.ledger.model.job import OPEN_STATES, JobState
 from jobledger.ledger.model.written_times import read_time
 from jobledger.projections import Histogram

@@ -16,7 +16,7 @@ from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import notes_of, outcomes
 from jobledger.gateway.pages.words import count, moment
-from jobledger.gateway.scoped import terms_for
+from jobledger.gateway.visibility import terms_for
 from jobledger.projections import DeadLetterFilter, DeadLetterRow
 
 _SPANS: Final = 90

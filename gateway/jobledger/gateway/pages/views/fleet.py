@@ -18,7 +18,7 @@ from jobledger.gateway.pages.charts.plot import Note, plot
 from jobledger.gateway.pages.page import Viewer
 from jobledger.gateway.pages.shell import RANGES, Shell
 from jobledger.gateway.pages.words import count, took
-from jobledger.gateway.scoped import diagnoses_for, terms_for
+from jobledger.gateway.visibility import diagnoses_for, terms_for
 from jobledger.projections import Histogram
 from jobledger.projections.filters import Term, of_fleet
 from jobledger.projections.statistics.history import Counter, Point, series

@@ -31,7 +31,7 @@ from jobledger.gateway.pages.shell import PageFacts, PastMoment, Shell, opened
 from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text
-from jobledger.gateway.scoped import facts_for, names_cleared
+from jobledger.gateway.visibility import facts_for, names_cleared
 from jobledger.ledger.model.chain import fold, load
 from jobledger.ledger.model.codec import StoredEvent, digest
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError

@@ -17,7 +17,7 @@ from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.words import style_of
-from jobledger.gateway.scoped import limits_for, terms_for
+from jobledger.gateway.visibility import limits_for, terms_for
 from jobledger.ledger.model.job import OPEN_STATES
 from jobledger.ledger.model.limits.definition import terms_words
 from jobledger.ledger.model.limits.names import joined, split
@@ -25,7 +25,7 @@ from jobledger.ledger.model.state_words import state_title
 from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.filters import joined as joined_terms
-from jobledger.projections.statistics.held import SETS
+from jobledger.projections.statistics.held_jobs import SETS
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
 from jobledger.projections.tables.slots import slots_taken
 

@@ -14,7 +14,7 @@ from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, calls, happened, trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, of_users, queue_line, uncounted
-from jobledger.gateway.scoped import terms_for
+from jobledger.gateway.visibility import terms_for
 from jobledger.ledger.model.job import OPEN_STATES
 from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.projections.statistics.history import by_queue

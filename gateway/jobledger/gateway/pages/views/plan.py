@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.admin.bulk import ActResult, perform
 from jobledger.admin.choice import ChosenJob, chosen_until
-from jobledger.gateway.acts.asked import JOBS_MAX, PERMISSIONS, ToDo, act_of
+from jobledger.gateway.acts.bulk_input import JOBS_MAX, PERMISSIONS, ToDo, act_of
 from jobledger.gateway.pages.page import Viewer
 from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.gateway.pages.views.jobs import Query as JobsQuery

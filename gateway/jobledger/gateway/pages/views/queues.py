@@ -16,7 +16,7 @@ from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.gateway.pages.views.fleet import trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.pages.words import style_of
-from jobledger.gateway.scoped import terms_for
+from jobledger.gateway.visibility import terms_for
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.state_words import state_title
 from jobledger.projections import QueueRow

@@ -15,7 +15,7 @@ from jobledger.admin.workflows.versions import WorkflowVersion
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, Shell, opened
-from jobledger.gateway.scoped import terms_for, workflows_for
+from jobledger.gateway.visibility import terms_for, workflows_for
 from jobledger.projections.filters import joined
 
 _SHOWN: Final = 40

@@ -21,7 +21,7 @@ from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, happened, points, trends
 from jobledger.gateway.pages.views.job import editable
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.scoped import terms_for
+from jobledger.gateway.visibility import terms_for
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.limits.names import UNNAMED, split
 from jobledger.ledger.model.rights.marks import hidden_from

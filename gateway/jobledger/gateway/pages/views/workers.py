@@ -9,7 +9,7 @@ import msgspec
 from jobledger.admin.workers import list_workers
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, opened
-from jobledger.gateway.scoped import workers_for
+from jobledger.gateway.visibility import workers_for
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.statistics.answers import WorkerRow
 

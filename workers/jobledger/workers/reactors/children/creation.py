@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.children import child_ref
-from jobledger.ledger.limits.inherited import limits_of_children
+from jobledger.ledger.limits.inherited_slots import limits_of_children
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, link, load, transact
 from jobledger.ledger.model.commands import Enqueue, Join, Stamp
 from jobledger.ledger.model.decisions import decide
@@ -34,7 +34,7 @@ from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.seals import seal_value
 from jobledger.ledger.model.subjects import JobRef, first_leaf
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.ledger.reruns.plans import plan_rerun
 from jobledger.workers.reactors.children.reach import ChildFollower
 

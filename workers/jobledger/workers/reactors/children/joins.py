@@ -24,7 +24,7 @@ from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
 from jobledger.ledger.model.runs.events import Joined
 from jobledger.ledger.model.runs.orders import RUN_BATCH, bits, bits_of, ranges_of
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 from jobledger.workers.reactors.children.creation import ChildIdTakenError, ChildOpener
 from jobledger.workers.reactors.children.ends import EndState
 from jobledger.workers.reactors.children.reach import ChildFollower

@@ -18,7 +18,7 @@ from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import WITH_ITS_RUN, items_of
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.parts import Client
+from jobledger.ledger.protocols import Client
 
 #: Most children that are read and changed at a time.
 _AT_ONCE: Final = 64

@@ -41,7 +41,7 @@ from jobledger.workers.reactors.flow.fold import GrantFold
 from jobledger.workers.reactors.flow.seats import Seats
 from jobledger.workers.reactors.flow.source import read
 from jobledger.workers.reactors.flow.start import begin, snapshot, tidy
-from jobledger.workers.reactors.flow.unclaimed import Slot, UnclaimedSlots
+from jobledger.workers.reactors.flow.unclaimed_slots import Slot, UnclaimedSlots
 from jobledger.workers.services import end
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.turn")

@@ -13,9 +13,9 @@ import anyio
 import msgspec
 from starlette.requests import Request
 
+from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.head import headers_of
 from jobledger.gateway.http.headers import KEY_LENGTH_MAX, WAIT_MAX_S, Header
-from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.inputs import traceparent_in

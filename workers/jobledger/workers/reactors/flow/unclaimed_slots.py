@@ -23,7 +23,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.log_once import ToldOnce
 
-logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed")
+logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed_slots")
 
 #: The time that another reactor may take from `granted` to `queued`.
 _PATIENCE_S: Final = 1.0

@@ -14,7 +14,7 @@ from jobledger.admin.rows import Rows, View
 from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
-from jobledger.gateway.refused import RefusedRequests
+from jobledger.gateway.refused_requests import RefusedRequests
 from jobledger.gateway.shares import Shares
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.hooks.route import ROUTE

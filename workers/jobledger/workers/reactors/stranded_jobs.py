@@ -21,7 +21,7 @@ from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 
-logger = logging.getLogger("jobledger.workers.reactors.stranded")
+logger = logging.getLogger("jobledger.workers.reactors.stranded_jobs")
 
 #: After this many successive dispatches that nobody started, another one would be useless, too.
 DISPATCHES_MAX: Final = 3
