@@ -6,14 +6,14 @@ A batch is opened, its jobs are added by `POST /v1/jobs/bulk?batch=NAME`, and it
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 
 from jobledger.admin.hidden_tasks import naming_no_hidden_task
 from jobledger.gateway.api.parameters import WithReason
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.job import JobState
@@ -140,14 +140,7 @@ async def _shown(asked: ApiRequest, batch: Batch) -> BatchShown:
     )
 
 
-def _endpoint(
-    method: Literal["GET", "POST", "PUT"], path: str, handler: Any, summary: str, **more: Any
-) -> Endpoint:
-    given: dict[str, Any] = {"permission": "queue", "returns": BatchShown, "tag": "batches", **more}
-    return Endpoint(
-        method=method, path=f"/v1/batches/{{name}}{path}", handler=handler, summary=summary, **given
-    )
-
+_endpoint: Final = endpoint_maker("batches", under="/v1/batches/{name}", permission="queue")
 
 _ADDED: Final = ("JOB_INVALID_INPUT", "ILLEGAL_TRANSITION", "LEDGER_FULL", "LEDGER_BUSY")
 ENDPOINTS: Final = (
@@ -156,6 +149,7 @@ ENDPOINTS: Final = (
         "",
         open_one,
         "Open a batch",
+        BatchShown,
         body=NewBatch,
         status=201,
         also=(200,),
@@ -166,6 +160,7 @@ ENDPOINTS: Final = (
         "",
         show_batch,
         "Show a batch",
+        BatchShown,
         permission="view",
         heeds=("If-None-Match",),
         problems=("NOT_FOUND",),
@@ -175,6 +170,7 @@ ENDPOINTS: Final = (
         "/close",
         close_one,
         "Say how many jobs a batch has",
+        BatchShown,
         body=BatchClose,
         problems=(*_ADDED, "NOT_FOUND", "REFUSED"),
     ),
@@ -183,6 +179,7 @@ ENDPOINTS: Final = (
         "/cancel",
         cancel_batch,
         "Cancel a batch and its open jobs",
+        BatchShown,
         permission="cancel",
         body=WithReason,
         problems=("NOT_FOUND", "ILLEGAL_TRANSITION", "LEDGER_FULL", "LEDGER_BUSY"),

@@ -18,7 +18,7 @@ from jobledger.gateway.acts.verification import begin_check
 from jobledger.gateway.api.additions import JobEnqueued, added, existing
 from jobledger.gateway.api.parameters import Limit
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.gateway.problems import ProblemError, without_files
 from jobledger.gateway.remedies import over_http
 from jobledger.gateway.visibility import diagnoses_for, workers_for
@@ -189,68 +189,63 @@ async def verify_now(asked: ApiRequest) -> Answer:
     return await added(asked, handle, await existing(asked, handle))
 
 
-def _endpoint(path: str, handler: Any, summary: str, returns: Any, tag: str, **more: Any) -> Endpoint:
-    return Endpoint(
-        method="GET",
-        path=path,
-        permission="view",
-        handler=handler,
-        summary=summary,
-        tag=tag,
-        returns=returns,
-        **more,
-    )
-
+_endpoint: Final = endpoint_maker("fleet", permission="view")
 
 ENDPOINTS: Final = (
-    _endpoint("/v1/workers", show_workers, "List who works", Workers, "fleet"),
-    _endpoint("/v1/tasks", list_tasks, "List the tasks", Tasks, "fleet"),
+    _endpoint("GET", "/v1/workers", show_workers, "List who works", Workers),
+    _endpoint("GET", "/v1/tasks", list_tasks, "List the tasks", Tasks),
     _endpoint(
+        "GET",
         "/v1/tasks/{task}",
         show_task,
         "Show a task and the schema of its input",
         TaskShown,
-        "fleet",
         problems=("TASK_NOT_FOUND",),
     ),
     _endpoint(
+        "GET",
         "/v1/diagnoses",
         list_diagnoses,
         "Tell what hurts",
         Diagnoses,
-        "fleet",
         problems=("PROJECTION_BEHIND", "BUSY", "LEDGER_DAMAGED"),
     ),
-    _endpoint("/v1/locks", show_locks, "List the locks that are held", Locks, "fleet", query=LocksQuery),
+    _endpoint("GET", "/v1/locks", show_locks, "List the locks that are held", Locks, query=LocksQuery),
     _endpoint(
-        "/v1/subscriptions", list_subscriptions, "List the durable subscriptions", Subscriptions, "events"
-    ),
-    Endpoint(
-        method="DELETE",
-        path="/v1/subscriptions/{name}",
-        permission="manage",
-        handler=delete_subscription,
-        summary="Forget a durable subscription",
+        "GET",
+        "/v1/subscriptions",
+        list_subscriptions,
+        "List the durable subscriptions",
+        Subscriptions,
         tag="events",
-        returns=SubscriptionShown,
+    ),
+    _endpoint(
+        "DELETE",
+        "/v1/subscriptions/{name}",
+        delete_subscription,
+        "Forget a durable subscription",
+        SubscriptionShown,
+        permission="manage",
+        tag="events",
         problems=("NOT_FOUND",),
     ),
     _endpoint(
+        "GET",
         "/v1/ledger",
         show_ledger,
         "Show how the ledger is",
         LedgerShown,
-        "ledger",
+        tag="ledger",
         problems=("LEDGER_DAMAGED",),
     ),
-    Endpoint(
-        method="POST",
-        path="/v1/ledger/verify",
+    _endpoint(
+        "POST",
+        "/v1/ledger/verify",
+        verify_now,
+        "Check the whole ledger, as a job",
+        JobEnqueued,
         permission="manage",
-        handler=verify_now,
-        summary="Check the whole ledger, as a job",
         tag="ledger",
-        returns=JobEnqueued,
         heeds=("Prefer",),
         status=202,
         also=(200,),

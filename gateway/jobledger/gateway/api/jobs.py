@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -28,7 +29,7 @@ from jobledger.gateway.api.parameters import Past
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.waits import wait_for_end
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, StreamedAnswer
+from jobledger.gateway.http.endpoint import Answer, Raw, StreamedAnswer, endpoint_maker
 from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.remedies import hint_over_http
@@ -198,12 +199,7 @@ async def get_logs(asked: ApiRequest, queue: str, id: str, *, query: LogsAsked) 
 _JOB: Final = "/v1/jobs/{queue}/{id}"
 
 
-def _read(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "view", "query": Past, "problems": PROBLEMS, **more}
-    return Endpoint(
-        method="GET", path=path, handler=handler, summary=summary, tag="jobs", returns=returns, **given
-    )
-
+_read: Final = partial(endpoint_maker("jobs", permission="view", query=Past, problems=PROBLEMS), "GET")
 
 _KNOWN: Final[tuple[Header, ...]] = ("If-None-Match",)
 _VALUE: Final = {"permission": "payloads", "problems": (*PROBLEMS, "PAYLOAD_GONE")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -23,7 +23,7 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Limit, Look, aware
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.endpoint import endpoint_maker
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.visibility import limits_for
 from jobledger.ledger.model.subjects import check_token
@@ -124,10 +124,7 @@ async def show_unique_key(asked: ApiRequest, task: str, key: str) -> KeyShown:
     return key_shown(found)
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "view", "tag": "limits", **more}
-    return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
-
+_endpoint: Final = endpoint_maker("limits", permission="view")
 
 _SIMULATE: Final = {"body": Simulation, "problems": ("JOB_INVALID_INPUT", "LEDGER_DAMAGED")}
 _FOUND: Final = {"problems": ("NOT_FOUND", "LEDGER_DAMAGED")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import anyio.to_thread
@@ -20,7 +21,7 @@ from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.api.pagination import READ, looking, next_page
 from jobledger.gateway.api.parameters import Limit, Look, Past, aware
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.events import DeadReason
 from jobledger.ledger.model.job import JobState
@@ -238,10 +239,7 @@ async def list_acts(asked: ApiRequest, *, query: ActsQuery) -> Answer:
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
-def _list(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"problems": READ, "permission": "view", "tag": "jobs", **more}
-    return Endpoint(method="GET", path=path, handler=handler, summary=summary, returns=returns, **given)
-
+_list: Final = partial(endpoint_maker("jobs", permission="view", problems=READ), "GET")
 
 _DEAD: Final = "/v1/dead-letters"
 _PAGES: Final = {"problems": (*READ, "CURSOR_MISMATCH")}

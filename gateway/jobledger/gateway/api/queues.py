@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import anyio.to_thread
 import msgspec
@@ -21,7 +21,7 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Look, WithReason, aware
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.visibility import queue_for, terms_for
 from jobledger.ledger.model.queue_pause import QueueState
@@ -259,10 +259,7 @@ async def list_buckets(asked: ApiRequest, *, query: BucketsQuery) -> Buckets:
     return Buckets(items=rows, next_since=more, position=place)
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "view", "problems": READ, "tag": "queues", **more}
-    return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
-
+_endpoint: Final = endpoint_maker("queues", permission="view", problems=READ)
 
 _DRAIN: Final = {"permission": "manage", "problems": ("LEDGER_FULL", "LEDGER_BUSY"), "also": (202,)}
 

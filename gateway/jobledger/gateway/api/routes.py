@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Limit, Look, Text
 from jobledger.gateway.hooks.references import require_route
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.gateway.refused_requests import RefusedRequest
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.route import RouteDefinition
@@ -130,12 +130,7 @@ _DELIVERY: Final = f"{_ROUTE}/deliveries/{{delivery}}"
 _WRITES: Final = ("LEDGER_BUSY", "LEDGER_FULL")
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "view" if method == "GET" else "manage", **more}
-    return Endpoint(
-        method=method, path=path, handler=handler, summary=summary, tag="routes", returns=returns, **given
-    )
-
+_endpoint: Final = endpoint_maker("routes", permission="view")
 
 ENDPOINTS: Final = (
     _endpoint("GET", "/v1/routes", list_routes, "List the routes", Routes, query=Look, problems=READ),
@@ -145,6 +140,7 @@ ENDPOINTS: Final = (
         put_route,
         "Have a route do something",
         ChangedRoute,
+        permission="manage",
         query=ChangingRoute,
         body=RouteDefinition,
         problems=("JOB_INVALID_INPUT", "NOT_FOUND", *_WRITES),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
 from jobledger.gateway.api.job_acts import no_app
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.endpoint import endpoint_maker
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.current_authority import acting_for
@@ -57,21 +57,10 @@ async def _run(asked: ApiRequest, budget: Budget) -> BudgetResult:
         )
 
 
-def _endpoint(method: Any, handler: Any, **more: Any) -> Endpoint:
-    return Endpoint(
-        method=method,
-        path="/v1/run",
-        permission="run",
-        handler=handler,
-        summary="Run jobs that are ready, within this request",
-        tag="run",
-        returns=BudgetResult,
-        problems=("NO_APP",),
-        **more,
-    )
-
+_endpoint: Final = endpoint_maker("run", under="/v1/run", permission="run", problems=("NO_APP",))
+_SUMMARY: Final = "Run jobs that are ready, within this request"
 
 ENDPOINTS: Final = (
-    _endpoint("GET", run_by_clock, query=Budget, has_head=False),
-    _endpoint("POST", run_now, body=Budget),
+    _endpoint("GET", "", run_by_clock, _SUMMARY, BudgetResult, query=Budget, has_head=False),
+    _endpoint("POST", "", run_now, _SUMMARY, BudgetResult, body=Budget),
 )

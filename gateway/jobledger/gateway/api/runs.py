@@ -18,7 +18,7 @@ from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Limit, Look, Past, WithReason, aware
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.gateway.table_rows import rows_of
 from jobledger.gateway.visibility import terms_for, tree_for, workflows_for
 from jobledger.ledger.model.commands import STEP_KEY_MAX
@@ -254,12 +254,7 @@ async def show_rows(asked: ApiRequest, queue: str, id: str, *, query: RowsQuery)
 _RUN: Final = "/v1/jobs/{queue}/{id}"
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "view", "problems": PROBLEMS, **more}
-    return Endpoint(
-        method=method, path=path, handler=handler, summary=summary, tag="runs", returns=returns, **given
-    )
-
+_endpoint: Final = endpoint_maker("runs", permission="view", problems=PROBLEMS)
 
 _SIGNAL: Final = {
     "permission": "queue",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from jobledger.admin.schedules import DueTick, listed_in, shown_in, tick_due
 from jobledger.gateway.api.pagination import READ, looking
 from jobledger.gateway.api.parameters import Look
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.endpoint import endpoint_maker
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.subjects import check_token
@@ -81,11 +81,7 @@ async def handle_schedules(asked: ApiRequest) -> HandledTicks:
 _ONE: Final = "/v1/schedules/{name}"
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    return Endpoint(
-        method=method, path=path, handler=handler, summary=summary, tag="schedules", returns=returns, **more
-    )
-
+_endpoint: Final = endpoint_maker("schedules")
 
 _LIST: Final = {"permission": "view", "query": SchedulesQuery, "problems": READ}
 _SHOW: Final = {"permission": "view", "query": Look, "problems": (*READ, "NOT_FOUND")}

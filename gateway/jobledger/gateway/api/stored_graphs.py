@@ -15,7 +15,7 @@ from jobledger.gateway.api.additions import (
     reused,
 )
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import InputMismatchError
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
@@ -65,10 +65,7 @@ async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
     return await added(asked, handle, held)
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, **more: Any) -> Endpoint:
-    path = f"/v1/graphs{path}"
-    return Endpoint(method=method, path=path, handler=handler, summary=summary, tag="graphs", **more)
-
+_endpoint: Final = endpoint_maker("graphs", under="/v1/graphs")
 
 _WRITES: Final = ("LEDGER_BUSY", "LEDGER_FULL")
 _RUN: Final = (
@@ -86,7 +83,7 @@ ENDPOINTS: Final = (
         "/{name}/run",
         run_graph,
         "Begin a run of a stored graph",
-        returns=JobEnqueued,
+        JobEnqueued,
         permission="queue",
         body=NewRun,
         heeds=("Idempotency-Key", "Prefer"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -15,7 +15,7 @@ from jobledger.admin.lists.jobs import JobPage, list_jobs
 from jobledger.gateway.api.pagination import READ, looking, next_page
 from jobledger.gateway.api.parameters import Limit, Look, aware
 from jobledger.gateway.http.api_request import ApiRequest
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Answer, endpoint_maker
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.webhooks.changes import find_webhook
 from jobledger.ledger.webhooks.redelivery import Only
@@ -64,12 +64,7 @@ async def deliveries(asked: ApiRequest, name: str, *, query: DeliveriesQuery) ->
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
-def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "view", "tag": "webhooks", **more}
-    return Endpoint(
-        method=method, path=f"/v1/webhooks{path}", handler=handler, summary=summary, returns=returns, **given
-    )
-
+_endpoint: Final = endpoint_maker("webhooks", under="/v1/webhooks", permission="view")
 
 _LOOK: Final = ("NOT_FOUND", "LEDGER_DAMAGED")
 

@@ -54,6 +54,21 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return any(each.required for each in fields_of(body))
 
 
+def endpoint_maker(tag: str, *, under: str = "", **usual: Any) -> Callable[..., Endpoint]:
+    """Return a function that declares endpoints of one group, whose paths begin with `under`.
+
+    `usual`: fields of each endpoint that gives no others.
+    """
+
+    def make(method: Method, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+        given: dict[str, Any] = {"tag": tag, **usual, **more}
+        return Endpoint(
+            method=method, path=under + path, handler=handler, summary=summary, returns=returns, **given
+        )
+
+    return make
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer with more than a value: a status, headers or a version."""
 
