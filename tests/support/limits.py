@@ -17,6 +17,13 @@ import anyio
 LIMIT_S: Final = 30.0
 
 
+async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until something holds."""
+    with anyio.fail_after(limit_s):
+        while not holds():
+            await anyio.sleep(0.005)
+
+
 def limited(function: Callable[..., Awaitable[Any]], limit_s: float) -> Callable[..., Awaitable[Any]]:
     """Return the same function, which raises TimeoutError when it takes longer."""
 

@@ -22,6 +22,7 @@ from jobledger.workers.pool.pool import (
 APPS = Path(__file__).parents[1] / "integration" / "apps"
 TASKS = str(APPS / "pool_tasks.py")
 LIMIT_S = limits.LIMIT_S
+until = limits.until
 
 Pools = Callable[..., ProcessPool]
 
@@ -74,9 +75,3 @@ def is_gone(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
         return state in "ZX"
     return False
-
-
-async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    async with asyncio.timeout(limit_s):
-        while not holds():
-            await asyncio.sleep(0.005)

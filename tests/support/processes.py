@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 from tests.support import limits
 
 LIMIT_S = limits.LIMIT_S
-
-
-async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    with anyio.fail_after(limit_s):
-        while not holds():
-            await anyio.sleep(0.01)
+until = limits.until
 
 
 def lines(trace: Path) -> list[list[str]]:

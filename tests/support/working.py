@@ -18,6 +18,7 @@ from jobledger.workers import Worker, WorkerConfig
 
 Connect = Callable[..., AbstractAsyncContextManager[Ledger]]
 LIMIT_S = limits.LIMIT_S
+until = limits.until
 
 
 @contextlib.asynccontextmanager
@@ -35,13 +36,6 @@ async def working(
             worker.stop()
         async with asyncio.timeout(LIMIT_S):
             await running
-
-
-async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(limit_s):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def bury(ledger: Ledger, handle: JobHandle[Any]) -> None:

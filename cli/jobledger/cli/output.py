@@ -9,9 +9,9 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from jobledger.cli.canvas import Canvas
+
+S = TypeVar("S", bound=str)
 
 _PROGRESS_AFTER_S: Final = 1.0
 _LINE_EVERY_S: Final = 5.0  #: pause between progress lines if no terminal shows a bar
@@ -121,6 +123,18 @@ class Output:
             yield shown.update
         finally:
             shown.stop()
+
+    @contextlib.contextmanager
+    def steps(self, words: Mapping[S, str]) -> Generator[Callable[[S, int, int], None], None, None]:
+        """Yield a callback for (step, done, total) that shows a bar for each step with words, one after the other."""
+        with contextlib.ExitStack() as stack:
+            bars = {step: stack.enter_context(self.progress(what)) for step, what in words.items()}
+
+            def show(step: S, done: int, total: int) -> None:
+                if step in bars:
+                    bars[step](done, total)
+
+            yield show
 
 
 class _SlowProgress:

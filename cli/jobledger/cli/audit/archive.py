@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from jobledger.admin.amounts import size
-from jobledger.audit.archive import ArchivePlan, Archiver, Done, OnProgress, Step, archive_deps
+from jobledger.audit.archive import ArchivePlan, Archiver, Done, Step, archive_deps
 from jobledger.audit.archive.chain import open_archive
 from jobledger.audit.archive.mirror import local_folder, shown
 from jobledger.audit.counts import CountEverything
@@ -90,7 +90,7 @@ def archive(
 
     async def do() -> ArchivePlan | Done:
         async with cli.ledger() as ledger:
-            with _progress(output) as progress:
+            with output.steps(_STEPS) as progress:
                 deps = archive_deps(
                     ledger,
                     by=operator(),
@@ -138,19 +138,6 @@ async def _count(cli: Cli, ledger: Ledger, folder: Path) -> CountEverything:
     """Return the function that counts the events to move: by the projection, else by the archive."""
     path = await cli.rows(ledger).path()
     return counting(ledger.log, path, past=lambda: open_archive(ledger.log, folder))
-
-
-@contextmanager
-def _progress(output: Output) -> Generator[OnProgress, None, None]:
-    """Return a callback that shows one bar after the other."""
-    with ExitStack() as stack:
-        bars = {step: stack.enter_context(output.progress(what)) for step, what in _STEPS.items()}
-
-        def show(step: Step, done: int, total: int) -> None:
-            if step in bars:
-                bars[step](done, total)
-
-        yield show
 
 
 def _object(done: Done) -> dict[str, object]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from jobledger.audit.archive.redacted_jobs import JOBS_MAX, WORDS, JobChoice
-from jobledger.audit.archive.redactor import OnRedactProgress, Redaction, Redactor, RedactStep
+from jobledger.audit.archive.redactor import Redaction, Redactor, RedactStep
 from jobledger.cli.command import LEDGER, Cli, command
 from jobledger.cli.errors import ArchiveNotWrittenError, UsageError
 from jobledger.cli.groups import AUDIT
@@ -69,7 +69,7 @@ def redact(
 
     async def do() -> Redaction:
         async with cli.ledger() as ledger:
-            with _progress(cli.output) as progress:
+            with cli.output.steps(_STEPS) as progress:
                 redactor = Redactor(ledger.log, folder, lambda: ledger.stamp(operator()), progress)
                 return await (redactor.plan(choice) if plan else redactor.run(choice, reason=reason))
 
@@ -115,18 +115,6 @@ def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
         raise ArchiveNotWrittenError(
             f"the archive cannot be written, {where}: {reason}; fix that and run the command again"
         ) from error
-
-
-@contextmanager
-def _progress(output: Output) -> Generator[OnRedactProgress, None, None]:
-    with ExitStack() as stack:
-        bars = {step: stack.enter_context(output.progress(what)) for step, what in _STEPS.items()}
-
-        def show(step: RedactStep, done: int, total: int) -> None:
-            if step in bars:
-                bars[step](done, total)
-
-        yield show
 
 
 def _tell(output: Output, done: Redaction, *, is_plan: bool) -> None:

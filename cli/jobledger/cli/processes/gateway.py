@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -259,13 +260,7 @@ def _heed(
     plan: _Plan,
 ) -> None:
     """Stop when a signal, the supervisor or the end of stdin asks for it."""
-    asked = False
-
-    def once() -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
-            made.stop()
+    once = functools.cache(made.stop)  # a second call would stop it at once
 
     def at_once() -> None:
         made.stop()
@@ -273,7 +268,7 @@ def _heed(
         group.cancel_scope.cancel()
 
     def on_signal() -> None:
-        if asked:
+        if once.cache_info().currsize:
             at_once()
             return
         output.note("stopping: running requests may finish (--grace); a second signal stops at once")

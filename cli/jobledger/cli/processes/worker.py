@@ -6,6 +6,7 @@ With --processes or --reload the command is the supervisor of such processes (su
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Annotated
@@ -165,17 +166,11 @@ async def _run(  # noqa: PLR0917 - options of the command
     stopping: StopAction,
     ends: Ends,
 ) -> None:
-    asked = False
+    once = functools.cache(made.stop)  # a second call would stop it at once
 
     def on_signal() -> None:
         output.note("stopping: running attempts may finish (--grace); a second signal stops at once")
         made.stop()
-
-    def once() -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
-            made.stop()
 
     def at_once() -> None:
         made.stop()
