@@ -16,6 +16,7 @@ from jobledger.admin.objects.acts import act_done
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import DONE, FAILED, REFUSED, UsageError
+from jobledger.cli.options import OptionGroup
 from jobledger.cli.output import Output
 from jobledger.cli.search import completions
 from jobledger.cli.text import shortened
@@ -41,6 +42,14 @@ Limit = Annotated[
 ]
 
 
+class ActOptions(OptionGroup, frozen=True):
+    """The options of an act on jobs that a command chooses: how many of them, planned or done, asked or not."""
+
+    limit: Limit = None
+    plan: Plan = False
+    yes: Yes = False
+
+
 class BulkAct(msgspec.Struct, frozen=True, kw_only=True):
     """An act, its jobs, and whether to plan it or to ask first."""
 
@@ -50,8 +59,7 @@ class BulkAct(msgspec.Struct, frozen=True, kw_only=True):
     noun: str  #: word for one of the jobs
     detail: str = ""  #: words on details that are the same for all jobs
     refused: str = "not dead letters any more"  #: reason why some may be refused
-    plan: bool
-    yes: bool
+    doing: ActOptions
 
 
 def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
@@ -74,12 +82,12 @@ async def perform_all(cli: Cli, asked: BulkAct) -> int:
 
     Raises: UsageError if a program has to give --yes, typer.Exit if a person says no; the errors of finding the jobs.
     """
-    act, plan = asked.act, asked.plan
+    act, plan = asked.act, asked.doing.plan
     async with cli.ledger() as ledger:
         rows = cli.rows(ledger)
         found = await asked.find(rows)
         # Ids were named one by one, but a condition may choose more jobs than intended.
-        if found and not (plan or asked.yes or asked.by_id):
+        if found and not (plan or asked.doing.yes or asked.by_id):
             await ask(cli.output, f"{act.verb} {_counted(len(found), asked.noun)}{asked.detail}?")
         if asked.by_id == 1:
             outcomes = [await perform_one(ledger, act, found[0], plan=plan)]
@@ -110,7 +118,7 @@ def _tell(output: Output, asked: BulkAct, outcomes: Sequence[ActResult]) -> None
         return
     fine = [outcome for outcome in outcomes if outcome.result in _FINE]
     failed = [outcome for outcome in outcomes if outcome.result not in _FINE]
-    _table(output, [*failed, *fine] if asked.plan else failed)
+    _table(output, [*failed, *fine] if asked.doing.plan else failed)
     for line in (
         _in_all(asked, outcomes, len(fine)),
         _why_not(failed, "refused", asked.refused),
@@ -126,7 +134,7 @@ def _in_all(asked: BulkAct, outcomes: Sequence[ActResult], done: int) -> str:
     past, what = f"{asked.act.past}{asked.detail}", _counted(done, asked.noun)
     if not outcomes:
         return f"no {asked.noun}s match"
-    if asked.plan:
+    if asked.doing.plan:
         return f"{what} would be {past}; nothing was changed"
     if not done:
         return f"{what} were {asked.act.past}"

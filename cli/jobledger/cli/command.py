@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
+import msgspec
 import typer
 
 from jobledger.cli import options
@@ -183,7 +184,7 @@ def command(
 
     A coroutine is run to its end, also one that a plain function returns. (Such a function may import an application or
     read stdin before it returns: Ctrl-C ends that at once, which it could not within a loop.) A returned int is the
-    exit code. `takes`: the shared options of the command; other fields of its `Cli` have their defaults. A command that
+    exit code. A parameter that is an `OptionGroup` stands for the options in it. `takes`: the shared options of the command; other fields of its `Cli` have their defaults. A command that
     connects has all of `SERVER_OPTIONS`. `settings`: options for fields of configurations. `order`: options that take
     the place of the function's parameter `order`, which gets their values by name.
     """
@@ -191,14 +192,7 @@ def command(
         settings = {**settings, "replicas": options.REPLICAS}
 
     def register(function: F) -> F:
-        _, *own = inspect.signature(function).parameters.values()
-        hints = get_type_hints(function, include_extras=True)
-        parameters: list[inspect.Parameter] = []
-        for each in own:
-            if order and each.name == "order":
-                parameters += [_option(key, kind) for key, kind in order.items()]
-            else:
-                parameters.append(each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY))
+        parameters, groups = _own_parameters(function, order)
         connects = "environment" in takes
         shared = (*takes, "context", *ACCESS) if connects else takes
         parameters += [_option(key, *_SHARED[key]) for key in shared]
@@ -220,6 +214,8 @@ def command(
             )
             if order:
                 given["order"] = {key: given.pop(key) for key in order}
+            for key, group in groups.items():
+                given[key] = group(**{each: given.pop(each) for each in group.__struct_fields__})
             answer = _called(function, cli, given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 
@@ -233,6 +229,26 @@ def command(
     return register
 
 
+def _own_parameters(
+    function: Callable[..., Any], order: Mapping[str, Any]
+) -> tuple[list[inspect.Parameter], dict[str, type[options.OptionGroup]]]:
+    """Return the parameters of a command's own options, and the groups of them by the function's parameters."""
+    _, *own = inspect.signature(function).parameters.values()
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[options.OptionGroup]] = {}
+    for each in own:
+        kind = hints[each.name]
+        if order and each.name == "order":
+            parameters += [_option(key, option) for key, option in order.items()]
+        elif isinstance(kind, type) and issubclass(kind, options.OptionGroup):
+            groups[each.name] = kind
+            parameters += _options_of(kind)
+        else:
+            parameters.append(each.replace(annotation=kind, kind=each.KEYWORD_ONLY))
+    return parameters, groups
+
+
 def _called(
     function: Callable[..., Awaitable[int | None] | int | None], cli: Cli, given: dict[str, Any]
 ) -> Awaitable[int | None] | int | None:
@@ -240,6 +256,11 @@ def _called(
     if not inspect.iscoroutinefunction(function):
         gc.enable()
     return function(cli, **given)
+
+
+def _options_of(group: type[options.OptionGroup]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [_option(each.name, hints[each.name], each.default) for each in msgspec.structs.fields(group)]
 
 
 def _option(name: str, kind: Any, default: Any = None) -> inspect.Parameter:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
+import msgspec
 import typer
 
 from jobledger.admin.amounts import size
@@ -26,6 +27,10 @@ class Setting(NamedTuple):
     default: str  #: its default in words
     value: Callable[[Any], Any]  #: (typed value) -> value of the field
     text: Callable[[Any], str]  #: (value of the field) -> text of the variable
+
+
+class OptionGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that several commands have: a parameter of such a type stands for one option for each field."""
 
 
 def setting(flag: str, metavar: str, told: str, panel: str | None = None) -> Any:

@@ -32,9 +32,6 @@ from jobledger.ledger.variables import variable
 from jobledger.ledger.written_orders import WrittenOrder
 
 _NAMED_MAX: Final = 10  #: numbers in a sentence
-_NUMBERS = Annotated[
-    list[int] | None, typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")
-]
 
 
 def _no_password(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
@@ -76,8 +73,14 @@ _DatabaseFile = Annotated[
 ]
 
 
-def _opened(address: str | None, file: Path | None) -> OutboxDatabase:
+class _Place(options.OptionGroup, frozen=True):
+    database: _Database = None
+    database_file: _DatabaseFile = None
+
+
+def _opened(place: _Place) -> OutboxDatabase:
     """Return the database that the options name. Raises: UsageError, ConfigurationError."""
+    address, file = place.database, place.database_file
     if address is not None and file is None:
         return open_database(address)
     if address is None and file is not None:
@@ -86,9 +89,9 @@ def _opened(address: str | None, file: Path | None) -> OutboxDatabase:
 
 
 @command(OUTBOX, "create", takes=("as_json",))
-async def create(cli: Cli, *, database: _Database = None, database_file: _DatabaseFile = None) -> None:
+async def create(cli: Cli, *, place: _Place) -> None:
     """Make the outbox's table in the application's database, where it is missing."""
-    async with _opened(database, database_file) as outbox:
+    async with _opened(place) as outbox:
         await outbox.create()
     if cli.output.as_json:
         cli.output.object({"created": True})
@@ -114,8 +117,7 @@ def show_schema(
 async def relay(
     cli: Cli,
     *,
-    database: _Database = None,
-    database_file: _DatabaseFile = None,
+    place: _Place,
     name: Annotated[
         str, typer.Option("--name", metavar="NAME", help="Of this outbox, where a ledger has several.")
     ] = "main",
@@ -138,7 +140,7 @@ async def relay(
     if not once:
         log_as_process()
     output = cli.output
-    async with stoppable(), _opened(database, database_file) as outbox:
+    async with stoppable(), _opened(place) as outbox:
         # A mistake in the address is reported before anything else.
         await retried_at_start(cli.target, outbox.counts)
         async with cli.ledger() as ledger, anyio.create_task_group() as group:
@@ -177,9 +179,9 @@ def _tell_done(output: Output, made: Relay) -> None:
 
 
 @command(OUTBOX, "status", takes=("as_json",))
-async def status(cli: Cli, *, database: _Database = None, database_file: _DatabaseFile = None) -> None:
+async def status(cli: Cli, *, place: _Place) -> None:
     """Show how many rows wait, since when, and how many were refused."""
-    async with _opened(database, database_file) as outbox:
+    async with _opened(place) as outbox:
         found = await outbox.counts()
     if cli.output.as_json:
         cli.output.object(found)
@@ -225,13 +227,12 @@ class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
 async def list_rows(
     cli: Cli,
     *,
-    database: _Database = None,
-    database_file: _DatabaseFile = None,
+    place: _Place,
     refused: Annotated[bool, typer.Option("--refused", metavar="", help="Only refused rows.")] = False,
     limit: options.Limit = 50,
 ) -> None:
     """List the rows of an outbox, the oldest first: the job that each will be, and why it was refused."""
-    async with _opened(database, database_file) as outbox:
+    async with _opened(place) as outbox:
         found = [OutboxJob.of(row) for row in await outbox.rows(limit, refused_only=refused)]
     if cli.output.as_json:
         for each in found:
@@ -252,22 +253,26 @@ async def list_rows(
         cli.output.table(("number>", "job", "task", "added", "refused because"), rows)
 
 
-_All = Annotated[bool, typer.Option("--all", metavar="", help="All refused rows.")]
+class _Rows(options.OptionGroup, frozen=True):
+    """The refused rows of an act."""
+
+    numbers: Annotated[
+        list[int] | None, typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")
+    ] = None
+    every: Annotated[bool, typer.Option("--all", metavar="", help="All refused rows.")] = False
+    yes: Yes = False
 
 
 @command(OUTBOX, "retry", takes=("as_json",))
 async def retry(
     cli: Cli,
     *,
-    numbers: _NUMBERS = None,
-    every: _All = False,
-    yes: Yes = False,
-    database: _Database = None,
-    database_file: _DatabaseFile = None,
+    rows: _Rows,
+    place: _Place,
 ) -> None:
     """Let refused rows wait for the relay again, after the mistake is corrected."""
-    async with _opened(database, database_file) as outbox:
-        chosen = await _chosen(cli.output, outbox, numbers, "retry", every=every, yes=yes)
+    async with _opened(place) as outbox:
+        chosen = await _chosen(cli.output, outbox, rows, "retry")
         _tell_count(cli.output, chosen, await outbox.retry(chosen), "wait again")
 
 
@@ -275,31 +280,26 @@ async def retry(
 async def discard(
     cli: Cli,
     *,
-    numbers: _NUMBERS = None,
-    every: _All = False,
-    yes: Yes = False,
-    database: _Database = None,
-    database_file: _DatabaseFile = None,
+    rows: _Rows,
+    place: _Place,
 ) -> None:
     """Delete refused rows for good: no job is made of them."""
-    async with _opened(database, database_file) as outbox:
-        chosen = await _chosen(cli.output, outbox, numbers, "discard", every=every, yes=yes)
+    async with _opened(place) as outbox:
+        chosen = await _chosen(cli.output, outbox, rows, "discard")
         _tell_count(cli.output, chosen, await outbox.discard(chosen), "deleted")
 
 
-async def _chosen(
-    output: Output, outbox: OutboxDatabase, numbers: list[int] | None, act: str, *, every: bool, yes: bool
-) -> list[int] | None:
+async def _chosen(output: Output, outbox: OutboxDatabase, rows: _Rows, act: str) -> list[int] | None:
     """Return the numbers of the rows, None for all that are refused; ask a person before an act on all.
 
     Raises: UsageError, typer.Exit when the answer is no.
     """
-    if bool(numbers) == every:
+    if bool(rows.numbers) == rows.every:
         raise UsageError(f"say which rows: `outbox {act} NUMBER`, or --all refused ones")
-    if not every:
-        return numbers
+    if not rows.every:
+        return rows.numbers
     refused = (await outbox.counts()).refused
-    if refused and not yes:
+    if refused and not rows.yes:
         await ask(
             output, f"{act} all refused rows, {refused:,} now?", look="`jobledger outbox list --refused`"
         )

@@ -13,8 +13,7 @@ from jobledger.admin.bulk import discard_act, requeue_act
 from jobledger.admin.dead_letters import find_dead_letters
 from jobledger.cli import bulk, options
 from jobledger.cli.command import CHOOSES, Cli, command
-from jobledger.cli.dlq import choice
-from jobledger.cli.dlq.choice import choose
+from jobledger.cli.dlq.choice import ActChoice, choose
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import DLQ
 from jobledger.cli.jobs.input_text import read_object
@@ -42,7 +41,6 @@ _Priority = Annotated[
     Literal["high", "normal", "low"] | None,
     typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: as before)"),
 ]
-_All = Annotated[bool, typer.Option("--all", metavar="", help="All dead letters.")]
 _CHOSEN: Final = ("dead letters", "--fingerprint, --dead-reason")
 
 
@@ -56,33 +54,14 @@ def requeue(
     attempts: _Attempts = 1,
     priority: _Priority = None,
     reason: bulk.Why = "",
-    queue: options.Queue = None,
-    task: choice.Task = None,
-    dead_reason: choice.Reason = None,
-    fingerprint: choice.Fingerprint = None,
-    since: choice.Since = None,
-    older_than: choice.OlderThan = None,
-    everything: _All = False,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    chosen: ActChoice,
+    doing: bulk.ActOptions,
 ) -> Awaitable[int]:
     """Give dead letters new attempts, perhaps with another input; the old input stays in the ledger."""
     edited = [word for word in words or [] if is_edit(word)]
     ids, sought = ids_and_search(word for word in words or [] if word not in edited)
-    chosen = choose(
-        said=cli.said,
-        ids=ids,
-        search=sought,
-        queue=queue,
-        task=task,
-        reason=dead_reason,
-        fingerprint=fingerprint,
-        since=since,
-        older_than=older_than,
-        everything=everything,
-    )
-    bulk.check_chosen(chosen, *_CHOSEN)
+    choice = choose(cli.said, chosen, ids=ids, search=sought)
+    bulk.check_chosen(choice, *_CHOSEN)
     edits = pairs(edited)
     if edits and input_text is not None:
         raise UsageError("give arguments to replace as key=value, or a whole new input as --input, not both")
@@ -95,13 +74,12 @@ def requeue(
     return bulk.perform_all(
         cli,
         bulk.BulkAct(
-            find=functools.partial(find_dead_letters, choice=chosen, limit=limit),
-            by_id=len(chosen.ids),
+            find=functools.partial(find_dead_letters, choice=choice, limit=doing.limit),
+            by_id=len(choice.ids),
             act=act,
             noun="dead letter",
             detail=f" with {more}{f', priority {priority}' if priority else ''}{', and a new input' if is_new else ''}",
-            plan=plan,
-            yes=yes,
+            doing=doing,
         ),
     )
 
@@ -112,35 +90,16 @@ async def discard(
     *,
     ids: bulk.Ids = None,
     reason: bulk.Why = "",
-    queue: options.Queue = None,
-    task: choice.Task = None,
-    dead_reason: choice.Reason = None,
-    fingerprint: choice.Fingerprint = None,
-    since: choice.Since = None,
-    older_than: choice.OlderThan = None,
-    everything: _All = False,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    chosen: ActChoice,
+    doing: bulk.ActOptions,
 ) -> int:
     """Close dead letters for good; all of their events are kept."""
     named, sought = ids_and_search(ids)
-    chosen = choose(
-        said=cli.said,
-        ids=named,
-        search=sought,
-        queue=queue,
-        task=task,
-        reason=dead_reason,
-        fingerprint=fingerprint,
-        since=since,
-        older_than=older_than,
-        everything=everything,
-    )
-    bulk.check_chosen(chosen, *_CHOSEN)
+    choice = choose(cli.said, chosen, ids=named, search=sought)
+    bulk.check_chosen(choice, *_CHOSEN)
     act = discard_act(reason, by=operator())
-    find = functools.partial(find_dead_letters, choice=chosen, limit=limit)
-    asked = bulk.BulkAct(find=find, by_id=len(chosen.ids), act=act, noun="dead letter", plan=plan, yes=yes)
+    find = functools.partial(find_dead_letters, choice=choice, limit=doing.limit)
+    asked = bulk.BulkAct(find=find, by_id=len(choice.ids), act=act, noun="dead letter", doing=doing)
     return await bulk.perform_all(cli, asked)
 
 

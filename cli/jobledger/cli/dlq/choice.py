@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Annotated, get_args
 
 import typer
 
 from jobledger.admin.dead_letters import DeadLetterChoice
 from jobledger.cli.errors import UsageError
+from jobledger.cli.options import OptionGroup, Queue
 from jobledger.cli.times import parse_span, time_of
 from jobledger.ledger.model.events import DeadReason
 from jobledger.ledger.model.subjects import check_token
@@ -40,28 +41,37 @@ OlderThan = Annotated[
         "--older-than", metavar="SPAN", help="Only those that died longer ago than this: 90s, 30m, 12h, 7d."
     ),
 ]
+All = Annotated[bool, typer.Option("--all", metavar="", help="All dead letters.")]
+
+
+class LetterChoice(OptionGroup, frozen=True):
+    """The options that choose dead letters, beside those of `CHOOSES`."""
+
+    queue: Queue = None
+    task: Task = None
+    dead_reason: Reason = None
+    fingerprint: Fingerprint = None
+    since: Since = None
+    older_than: OlderThan = None
+
+
+class ActChoice(LetterChoice, frozen=True):
+    """The options that choose dead letters for an act."""
+
+    everything: All = False
 
 
 def choose(
-    *,
-    ids: Sequence[str] = (),
-    search: str = "",
-    queue: str | None,
-    task: str | None,
-    reason: DeadReason | None,
-    fingerprint: str | None,
-    since: str | None,
-    older_than: str | None,
-    said: SaidFilter,
-    everything: bool = False,
+    said: SaidFilter, chosen: LetterChoice, *, ids: Iterable[str] = (), search: str = ""
 ) -> DeadLetterChoice:
     """Check the options before any request to a server.
 
     Raises: UsageError, InvalidTokenError.
     """
-    for field, value in (("queue", queue), ("task name", task)):
+    for field, value in (("queue", chosen.queue), ("task name", chosen.task)):
         if value is not None:
             check_token(field, value)
+    fingerprint = chosen.fingerprint
     if fingerprint is not None and re.fullmatch(r"[0-9a-f]{1,12}", fingerprint) is None:
         raise UsageError(
             f"--fingerprint {fingerprint[:60]!r} is not one: up to 12 hex digits, as `dlq list` shows them"
@@ -69,12 +79,12 @@ def choose(
     return DeadLetterChoice(
         ids=tuple(dict.fromkeys(ids)),
         search=search,
-        queue=queue,
-        task=task,
-        reason=reason,
+        queue=chosen.queue,
+        task=chosen.task,
+        reason=chosen.dead_reason,
         fingerprint=fingerprint,
-        since=time_of("--since", since),
-        older_than=parse_span("--older-than", older_than) if older_than is not None else None,
+        since=time_of("--since", chosen.since),
+        older_than=None if chosen.older_than is None else parse_span("--older-than", chosen.older_than),
         said=said,
-        everything=everything,
+        everything=isinstance(chosen, ActChoice) and chosen.everything,
     )

@@ -17,7 +17,7 @@ from jobledger.admin.lists.dead_letters import (
 from jobledger.admin.lists.search import unknown_values
 from jobledger.cli import options, search
 from jobledger.cli.command import CHOOSES, Cli, command
-from jobledger.cli.dlq import choice
+from jobledger.cli.dlq.choice import LetterChoice, choose
 from jobledger.cli.groups import DLQ
 from jobledger.cli.text import age, shortened
 from jobledger.projections import DeadLetterGroup, DeadLetterRow
@@ -29,12 +29,7 @@ async def list_command(
     cli: Cli,
     *,
     query: search.Query = None,
-    queue: options.Queue = None,
-    task: choice.Task = None,
-    reason: choice.Reason = None,
-    fingerprint: choice.Fingerprint = None,
-    since: choice.Since = None,
-    older_than: choice.OlderThan = None,
+    chosen: LetterChoice,
     group: Annotated[
         bool, typer.Option("--group", metavar="", help="One line for each error, the most frequent first.")
     ] = False,
@@ -42,16 +37,7 @@ async def list_command(
     after: options.After = None,
 ) -> None:
     """List dead letters, the newest first, as the ledger has them at this moment."""
-    wanted = choice.choose(
-        search=search.search_of(query),
-        said=cli.said,
-        queue=queue,
-        task=task,
-        reason=reason,
-        fingerprint=fingerprint,
-        since=since,
-        older_than=older_than,
-    )
+    wanted = choose(cli.said, chosen, search=search.search_of(query))
     page: DeadLetterGroupPage | DeadLetterPage
     async with cli.ledger() as ledger, cli.rows(ledger).opened() as view:
         read = group_dead_letters if group else list_dead_letters

@@ -57,22 +57,26 @@ _RESCHEDULED: Final = (JobState.SCHEDULED, JobState.RETRY_WAIT)
 _DISCARDED: Final = (JobState.DEAD_LETTERED,)
 
 
-def _choice(
-    cli: Cli,
-    of: tuple[JobState, ...],
-    *,
-    ids: list[str] | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    state: JobState | None = None,
-    since: str | None = None,
-    older_than: str | None = None,
-    everything: bool = False,
-) -> JobChoice:
+class _Choice(options.OptionGroup, frozen=True):
+    """The options that choose jobs, beside those of `CHOOSES`."""
+
+    queue: options.Queue = None
+    task: _Task = None
+    since: _Since = None
+    older_than: _OlderThan = None
+    everything: _All = False
+
+
+class _StateChoice(_Choice, frozen=True):
+    state: options.State = None
+
+
+def _choice(cli: Cli, of: tuple[JobState, ...], chosen: _Choice, ids: list[str] | None = None) -> JobChoice:
     """Return the checked choice of jobs for an act on the states `of`. Raises: UsageError, InvalidTokenError."""
-    for field, value in (("queue", queue), ("task name", task)):
+    for field, value in (("queue", chosen.queue), ("task name", chosen.task)):
         if value is not None:
             check_token(field, value)
+    state = chosen.state if isinstance(chosen, _StateChoice) else None
     if state is not None and state not in of:
         able = ", ".join(each.value for each in of)
         raise UsageError(f"--state {state.value}: such jobs are left as they are; give one of {able}")
@@ -83,31 +87,28 @@ def _choice(
     choice = JobChoice(
         ids=tuple(dict.fromkeys(named)),
         search=sought,
-        queue=queue,
-        task=task,
+        queue=chosen.queue,
+        task=chosen.task,
         states=() if state is None else (state.value,),
-        since=time_of("--since", since),
-        older_than=None if older_than is None else parse_span("--older-than", older_than),
+        since=time_of("--since", chosen.since),
+        older_than=None if chosen.older_than is None else parse_span("--older-than", chosen.older_than),
         said=cli.said,
-        everything=everything,
+        everything=chosen.everything,
     )
     bulk.check_chosen(choice, "jobs", "--state")
     return choice
 
 
-async def _perform(
-    cli: Cli, choice: JobChoice, act: Act, *, limit: int | None, plan: bool, yes: bool, detail: str = ""
-) -> int:
+async def _perform(cli: Cli, choice: JobChoice, act: Act, doing: bulk.ActOptions, *, detail: str = "") -> int:
     """Do the act to all chosen jobs, or show the plan; return the exit code."""
     asked = bulk.BulkAct(
-        find=functools.partial(find_jobs, choice=choice, states=act.states, limit=limit),
+        find=functools.partial(find_jobs, choice=choice, states=act.states, limit=doing.limit),
         by_id=len(choice.ids),
         act=act,
         noun="job",
         detail=detail,
         refused="their states do not allow it",
-        plan=plan,
-        yes=yes,
+        doing=doing,
     )
     return await bulk.perform_all(cli, asked)
 
@@ -118,33 +119,16 @@ async def cancel(
     *,
     ids: bulk.Ids = None,
     reason: bulk.Why = "",
-    queue: options.Queue = None,
-    task: _Task = None,
-    state: options.State = None,
-    since: _Since = None,
-    older_than: _OlderThan = None,
-    everything: _All = False,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    chosen: _StateChoice,
+    doing: bulk.ActOptions,
 ) -> int:
     """Cancel jobs: waiting ones at once, running ones when their workers receive the request."""
-    choice = _choice(
-        cli,
-        _CANCELLED,
-        ids=ids,
-        queue=queue,
-        task=task,
-        state=state,
-        since=since,
-        older_than=older_than,
-        everything=everything,
-    )
-    if len(choice.ids) == 1 and not plan:
-        await perform(cli, CancelJob(id=choice.ids[0], queue=queue, reason=reason))
+    choice = _choice(cli, _CANCELLED, chosen, ids)
+    if len(choice.ids) == 1 and not doing.plan:
+        await perform(cli, CancelJob(id=choice.ids[0], queue=chosen.queue, reason=reason))
         return DONE
     act = cancel_act(reason, by=operator())
-    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
+    return await _perform(cli, choice, act, doing)
 
 
 @command(JOBS, "retry", takes=CHOOSES)
@@ -153,33 +137,16 @@ async def retry(
     *,
     ids: bulk.Ids = None,
     reason: bulk.Why = "",
-    queue: options.Queue = None,
-    task: _Task = None,
-    state: options.State = None,
-    since: _Since = None,
-    older_than: _OlderThan = None,
-    everything: _All = False,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    chosen: _StateChoice,
+    doing: bulk.ActOptions,
 ) -> int:
     """Queue waiting jobs now instead of at their time, dead letters for one more attempt; options choose retries."""
-    choice = _choice(
-        cli,
-        _RETRIED,
-        ids=ids,
-        queue=queue,
-        task=task,
-        state=state,
-        since=since,
-        older_than=older_than,
-        everything=everything,
-    )
-    if len(choice.ids) == 1 and not plan:
-        await perform(cli, RetryJob(id=choice.ids[0], queue=queue, reason=reason))
+    choice = _choice(cli, _RETRIED, chosen, ids)
+    if len(choice.ids) == 1 and not doing.plan:
+        await perform(cli, RetryJob(id=choice.ids[0], queue=chosen.queue, reason=reason))
         return DONE
     act = retry_act(reason, by=operator())
-    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
+    return await _perform(cli, choice, act, doing)
 
 
 @command(JOBS, "reschedule", takes=CHOOSES)
@@ -190,35 +157,18 @@ async def reschedule(
     at: _To = None,
     in_s: _In = None,
     reason: bulk.Why = "",
-    queue: options.Queue = None,
-    task: _Task = None,
-    state: options.State = None,
-    since: _Since = None,
-    older_than: _OlderThan = None,
-    everything: _All = False,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    chosen: _StateChoice,
+    doing: bulk.ActOptions,
 ) -> int:
     """Give jobs that are scheduled or wait for a retry another time; options choose scheduled ones."""
     if (at is None) == (in_s is None):
         raise UsageError("say when the jobs are to be due: --at TIME or --in SPAN, one of the two")
     moment = time_of("--at", at, ahead=True)
     run_at = moment_of(moment, in_s, datetime.now(UTC))
-    choice = _choice(
-        cli,
-        _RESCHEDULED,
-        ids=ids,
-        queue=queue,
-        task=task,
-        state=state,
-        since=since,
-        older_than=older_than,
-        everything=everything,
-    )
+    choice = _choice(cli, _RESCHEDULED, chosen, ids)
     act = reschedule_act(run_at, reason, by=operator())
     detail = f" to {shown_time(run_at)}"
-    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes, detail=detail)
+    return await _perform(cli, choice, act, doing, detail=detail)
 
 
 @command(JOBS, "discard", takes=CHOOSES)
@@ -227,28 +177,13 @@ async def discard(
     *,
     ids: bulk.Ids = None,
     reason: bulk.Why = "",
-    queue: options.Queue = None,
-    task: _Task = None,
-    since: _Since = None,
-    older_than: _OlderThan = None,
-    everything: _All = False,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    chosen: _Choice,
+    doing: bulk.ActOptions,
 ) -> int:
     """Close dead letters for good; `dlq discard` also chooses them by error."""
-    choice = _choice(
-        cli,
-        _DISCARDED,
-        ids=ids,
-        queue=queue,
-        task=task,
-        since=since,
-        older_than=older_than,
-        everything=everything,
-    )
+    choice = _choice(cli, _DISCARDED, chosen, ids)
     act = discard_act(reason, by=operator())
-    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
+    return await _perform(cli, choice, act, doing)
 
 
 @command(QUEUES, "purge", takes=ROWS)
@@ -258,11 +193,9 @@ async def purge(
     queue: _PurgedQueue,
     reason: bulk.Why = "",
     older_than: _OlderThan = None,
-    limit: bulk.Limit = None,
-    plan: bulk.Plan = False,
-    yes: bulk.Yes = False,
+    doing: bulk.ActOptions,
 ) -> int:
     """Cancel every job that waits in a queue; those that run continue, and every event is kept."""
-    choice = _choice(cli, _CANCELLED, queue=queue, older_than=older_than)
+    choice = _choice(cli, _CANCELLED, _Choice(queue=queue, older_than=older_than))
     act = cancel_act(reason, by=operator(), running=False)
-    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
+    return await _perform(cli, choice, act, doing)
