@@ -44,7 +44,6 @@ from jobledger.ledger.masters import KeyService
 from jobledger.ledger.model.commands import Dispatch, Enqueue, Note
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.forms import FORM_FIRST
-from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -380,15 +379,6 @@ async def test_jobs_of_a_schedule_have_its_owner_and_the_same_again_is_the_same(
         assert await job.result() == f"hello {WORD}"
         async for portion in ledger.log.read_messages():
             assert not [each.subject for each in portion if WORD.encode() in each.data]
-
-
-async def test_hooks_of_a_schedule_with_an_owner_are_refused(connected: Connect, tmp_path: Path) -> None:
-    async with connected(master_key=master_file(tmp_path, "m1"), seal="all") as ledger:
-        like = await ledger.schedules.add("plain", fails, input={"text": WORD}, on_demand=True)
-        assert like.definition.order.key == "ledger:default/1"
-        definition = msgspec.structs.replace(like.definition, hooks=True)
-        with pytest.raises(InvalidInputError, match="hooks of schedules are not sealed"):
-            await ledger.schedules.act("hooked", Declare(definition=definition))
 
 
 async def test_a_route_gives_its_jobs_the_owner_of_the_rule_or_of_the_task(

@@ -48,7 +48,6 @@ from jobledger.ledger.model.events import JobEvent, Member, order_at_first
 from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, RUN_BATCH, child_id
-from jobledger.ledger.model.schedules.definition import NO_HOOKS
 from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey, seal_value
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
@@ -261,16 +260,17 @@ class Enqueuer:
     async def like(self, task: AnyTask, values: Mapping[str, Any] | None) -> Enqueue:
         """Return the command that would enqueue a job of this input now, to declare later jobs; store a large input.
 
-        `values` None: each job's input is known later, and with it a tenant and keys of limits that are arguments.
+        `values` None: each job's input is known later, and with it a tenant, an owner and keys of limits that are
+        arguments. Where the owner is one, the command has the default owner.
 
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
         plain, options = unpack(cast("Task[..., Any]", task))
-        if values is None and (options.owner or self._seals_all):
-            raise InvalidInputError(f"a job of task {plain.name} has an owner, and {NO_HOOKS}")
         if values is None:
-            later = {"tenant_template": "", "declared": (), "declared_queue": None}
-            options = msgspec.structs.replace(options, **later)
+            owner = OWNER_DEFAULT if "{" in options.owner else options.owner
+            options = msgspec.structs.replace(
+                options, tenant_template="", declared=(), declared_queue=None, owner=owner
+            )
             text = b"{}"
         else:
             text = plain.signature.encode((), values)

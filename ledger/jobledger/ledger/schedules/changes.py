@@ -22,14 +22,14 @@ from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, retry_raced
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.errors import ErasedError
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.reserved_ids import instead_of
 from jobledger.ledger.model.schedules.decisions import Declare, ScheduleCommand, Tick, decide
-from jobledger.ledger.model.schedules.definition import NO_HOOKS, OVERLAP_MODES, Overlap, overlap_limit
+from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, overlap_limit
 from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent, Ticked
 from jobledger.ledger.model.schedules.jobs import (
     hooks_job_id,
@@ -41,7 +41,7 @@ from jobledger.ledger.model.schedules.jobs import (
     tick_name,
 )
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
-from jobledger.ledger.model.seals import unseal_words
+from jobledger.ledger.model.seals import seal_value, unseal_words
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.protocols import Client
 
@@ -106,7 +106,7 @@ class Schedules:
         async def attempt() -> KnownSchedule:
             known, asked = await self.healed(await self.read(name)), command
             if isinstance(asked, Declare) and asked.definition.order.key:
-                asked = await self._sealed_as_known(name, asked, known.schedule)
+                asked = await self._sealed_as_known(asked, known.schedule)
             stamp = self._client.stamp(by)
             if trace:
                 stamp = msgspec.structs.replace(stamp, trace=trace)
@@ -119,13 +119,11 @@ class Schedules:
 
         return await retry_raced(attempt)
 
-    async def _sealed_as_known(self, name: str, command: Declare, known: Schedule | None) -> Declare:
+    async def _sealed_as_known(self, command: Declare, known: Schedule | None) -> Declare:
         """Return a declaration with the schedule's own sealed values if they are equal: sealed twice they differ.
 
-        Raises: InvalidInputError for a schedule with hooks; ErasedError, KeyUnavailableError.
+        Raises: ErasedError, KeyUnavailableError.
         """
-        if command.definition.hooks:
-            raise InvalidInputError(f"the jobs of schedule {name} have an owner, and {NO_HOOKS}")
         now = command.definition.order
         before = now if known is None else known.definition.order
         if before is now or before.key != now.key:
@@ -169,8 +167,10 @@ class Schedules:
     async def append(self, known: KnownSchedule, event: ScheduleEvent) -> KnownSchedule:
         """Append an event that was decided on the known state, then make its jobs.
 
-        Raises: WrongSequenceError when the chain has moved, LedgerFullError, UnreachableError.
+        Raises: WrongSequenceError when the chain has moved, LedgerFullError, UnreachableError; KeyUnavailableError where
+            its jobs have to be sealed here.
         """
+        await self._sealed(event, jobs_of(event, 0))  # first: else the event would be there, and its jobs not
         (entry,) = SCHEDULE.link(self._client.log.names, [event], known.view)
         sequence = await self._client.log.append((entry,))
         made = await self._make(event, jobs_of(event, sequence))
@@ -211,8 +211,9 @@ class Schedules:
 
         They are begun with an operator's rights, since the declarer of the schedule had the right to enqueue them.
 
-        Raises: LedgerFullError, UnreachableError.
+        Raises: LedgerFullError, UnreachableError; KeyUnavailableError as `_sealed`.
         """
+        jobs = await self._sealed(event, jobs)
         if isinstance(event, Backfilled):  # the schedule may have had another queue when these ticks came
             found = await self.places(event, jobs)
             jobs = [job for job, place in zip(jobs, found, strict=True) if place is None]
@@ -225,6 +226,25 @@ class Schedules:
                 )
 
         return tuple(begun.ref for begun in await _few_at_once(begin, jobs))
+
+    async def _sealed(self, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> Sequence[Enqueue]:
+        """Return jobs with their inputs sealed: those that call hooks have one that is made for each tick.
+
+        Other jobs have the input that the schedule was declared with, which is sealed. Raises: KeyUnavailableError.
+        """
+        declared = event.definition.order
+        if not (declared.key and event.definition.hooks and jobs):
+            return jobs
+        try:
+            key = await self._client.keys.key(declared.key)
+        except ErasedError:  # a worker cancels the job once it tries to unseal the declared input
+            own = {"input": declared.input, "input_ref": declared.input_ref}
+            return [replace(job, order=replace(job.order, **own)) for job in jobs]
+        texts = [seal_value(key, bytes(job.order.input)) for job in jobs]
+        return [
+            replace(job, order=replace(job.order, input=msgspec.Raw(text)))
+            for job, text in zip(jobs, texts, strict=True)
+        ]
 
     async def places(self, event: Backfilled, jobs: Sequence[Enqueue]) -> list[JobRef | None]:
         """Return the places of the jobs of past ticks, in any queue that the schedule had then; None for jobs not made.

@@ -21,8 +21,6 @@ from jobledger.ledger.model.subjects import check_token
 #: made. With the others a job is made and waits, by a limit of one slot: `buffer_all`: in line; `buffer_one`: in place
 #: of the job that waits already; `cancel_other`: the same, and the running job is asked to end.
 Overlap = Literal["skip", "allow", "buffer_one", "buffer_all", "cancel_other"]
-#: Why a schedule with hooks cannot have an owner.
-NO_HOOKS: Final = "hooks of schedules are not sealed: leave `before` and `after` out"
 #: The overlaps that work by a limit, and the mode of the limit.
 OVERLAP_MODES: Final[Mapping[str, Mode]] = {
     "buffer_one": "newest",
