@@ -51,7 +51,6 @@ from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS
 from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey, seal_value
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
-from jobledger.ledger.owner_names import owner_named
 from jobledger.ledger.protocols import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.signature import ReadsInput
@@ -468,7 +467,11 @@ class Enqueuer:
     def _owner(self, task: Kind, options: Options, text: bytes) -> str:
         """Return the owner of the job's data, "" if none was given. Raises: InvalidInputError."""
         if options.owner:
-            return owner_named(task, options, text) if "{" in options.owner else options.owner
+            if "{" not in options.owner:
+                return options.owner
+            from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
+
+            return owner_named(task, options, text)
         owner = self.owner
         return "" if owner and task.name == RUN_BATCH else owner  # counts and names are all that it holds
 

@@ -31,7 +31,6 @@ from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue, check_users_task
 from jobledger.ledger.model.unique import KeyRef
 from jobledger.ledger.options import Options
-from jobledger.ledger.owner_names import owner_named
 from jobledger.ledger.signature import UNREADABLE
 from jobledger.ledger.unique.keys import Wish, chosen_arguments
 from jobledger.ledger.unique.rule import Unique
@@ -150,7 +149,11 @@ def write_order(task: Kind, options: Options, text: bytes, clock: Clock, by: str
     command = command_of(task, options, job_id, text, clock)
     wish = None if options.unique is None else wish_of(task, options, command, text, clock)
     command = command if wish is None else wish.command
-    owner = owner_named(task, options, text)
+    owner = ""
+    if options.owner:
+        from jobledger.ledger.owner_names import owner_named  # noqa: PLC0415 - others need nothing of it
+
+        owner = owner_named(task, options, text)
     arguments = NO_VALUE if wish is None else wish.arguments
     if owner and options.unique is not None:  # however long: who seals the job makes the key of them
         arguments = msgspec.Raw(chosen_arguments(task.signature, options.unique, task.name, text))
