@@ -2,8 +2,9 @@
 
     python benchmarks/seals.py [--jobs N] [--rounds N] [--bytes N] [--json]
 
-A fresh embedded server and one process. Each round enqueues `--jobs` jobs of either kind and runs them with a worker of
-this process; all sealed ones have one owner. Figures are medians of the rounds, in microseconds of CPU a job.
+A fresh embedded server and one process. Each round enqueues `--jobs` jobs of either kind, half of them in bulk and half
+one by one, and runs them with a worker of this process; all sealed ones have one owner. Figures are medians of the
+rounds, in microseconds of CPU a job; the spread is that of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -38,13 +39,26 @@ async def echo(number: int, text: str) -> str:
 
 
 KINDS: dict[str, Any] = {"plain": echo, "sealed": echo.options(owner="tenant:acme")}
-FIGURES = ("enqueue, client", "enqueue, server", "run, client", "run, server")
+FIGURES = (
+    "bulk, client",
+    "bulk, server",
+    "one by one, client",
+    "one by one, server",
+    "run, client",
+    "run, server",
+)
+#: The figures that make a job from its enqueue to its end.
+JOBS: dict[str, tuple[int, ...]] = {"a job of a bulk": (0, 1, 4, 5), "a job by itself": (2, 3, 4, 5)}
 
 
 async def measure_kind(ledger: Ledger, pid: int | None, kind: str, jobs: int, text: str) -> list[float]:
     """Return the CPU of one round of a kind, in the order of `FIGURES`."""
+    half = jobs // 2
     began = time.process_time(), cpu_s(pid)
-    await ledger.enqueue_many(KINDS[kind], [{"number": number, "text": text} for number in range(jobs)])
+    await ledger.enqueue_many(KINDS[kind], [{"number": number, "text": text} for number in range(half)])
+    in_bulk = time.process_time(), cpu_s(pid)
+    for number in range(half, jobs):
+        await ledger.enqueue(KINDS[kind], number, text)
     enqueued = time.process_time(), cpu_s(pid)
     _RAN["jobs"] = 0
     worker = Worker(ledger, TaskRegistry([echo]), config=WorkerConfig(concurrency=100, reactors=False))
@@ -55,8 +69,13 @@ async def measure_kind(ledger: Ledger, pid: int | None, kind: str, jobs: int, te
     worker.stop()
     await running
     ran = time.process_time(), cpu_s(pid)
-    spent = [after - before for after, before in zip((*enqueued, *ran), (*began, *enqueued), strict=True)]
-    return [1e6 * each / jobs for each in spent]
+    moments = (began, in_bulk, enqueued, ran)
+    counts = (half, jobs - half, jobs)
+    return [
+        1e6 * (after - before) / count
+        for count, earlier, later in zip(counts, moments, moments[1:], strict=False)
+        for before, after in zip(earlier, later, strict=True)
+    ]
 
 
 def _master_key(path: Path) -> Path:
@@ -64,8 +83,8 @@ def _master_key(path: Path) -> Path:
     return path
 
 
-async def measure(jobs: int, rounds: int, size: int) -> dict[str, list[float]]:
-    """Return the medians by kind, in the order of `FIGURES`; a first round warms up."""
+async def measure(jobs: int, rounds: int, size: int) -> dict[str, list[list[float]]]:
+    """Return the rounds by kind, each in the order of `FIGURES`; a first round warms up."""
     found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         keys = _master_key(Path(folder, "keys"))
@@ -76,9 +95,15 @@ async def measure(jobs: int, rounds: int, size: int) -> dict[str, list[float]]:
                     figures = await measure_kind(ledger, server.pid, kind, jobs, "x" * size)
                     if number:
                         found[kind].append(figures)
-    return {
-        kind: [statistics.median(each) for each in zip(*some, strict=True)] for kind, some in found.items()
-    }
+    return found
+
+
+def _line(name: str, plain: list[float], sealed: list[float]) -> str:
+    ratios = sorted(after / max(before, 0.1) for before, after in zip(plain, sealed, strict=True))
+    return (
+        f"{name:<18} {statistics.median(plain):7.1f} us plain {statistics.median(sealed):7.1f} us sealed "
+        f"{statistics.median(ratios):5.2f} times ({ratios[0]:.2f}-{ratios[-1]:.2f})\n"
+    )
 
 
 def main() -> None:
@@ -94,12 +119,19 @@ def main() -> None:
     tune_collector()
     found = run(measure(given.jobs, given.rounds, given.bytes))
     if given.json:
-        named = {kind: dict(zip(FIGURES, some, strict=True)) for kind, some in found.items()}
+        named = {
+            kind: {
+                name: statistics.median(each)
+                for name, each in zip(FIGURES, zip(*some, strict=True), strict=True)
+            }
+            for kind, some in found.items()
+        }
         sys.stdout.write(json.dumps(named) + "\n")
         return
-    for name, plain, sealed in zip(FIGURES, found["plain"], found["sealed"], strict=True):
-        times = sealed / max(plain, 0.1)
-        sys.stdout.write(f"{name:<16} {plain:7.1f} us plain {sealed:7.1f} us sealed {times:6.2f} times\n")
+    parts = {name: (number,) for number, name in enumerate(FIGURES)} | JOBS
+    for name, numbers in parts.items():
+        plain, sealed = ([sum(one[each] for each in numbers) for one in found[kind]] for kind in KINDS)
+        sys.stdout.write(_line(name, plain, sealed))
 
 
 if __name__ == "__main__":

@@ -108,11 +108,11 @@ def encode(event: JobEvent) -> bytes:
 
     Raises: InvalidInputError for an event that no reader could read again; no later code could refuse it.
     """
-    if event.key:
+    kind = type(event)
+    if event.key and kind is not Started:  # that has no values
         require_sealed(event)
     try:
         data = _encoder.encode(event)
-        kind = type(event)
         if kind is not Started and kind is not Completed and not _is_plain_dispatch(event):
             _within_bounds(_decoder.decode(data))
         elif not TIME_MIN <= event.at <= TIME_MAX:

@@ -230,7 +230,7 @@ _RARELY_SAID: Final = _rarely_said(Order())
 
 def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     given, ref = command.order, command.ref
-    if given.key:
+    if given.key and stamp.form < SEALED_FORM:
         stamp.require_form(SEALED_FORM, f"the owner of job {ref.job_id}")
     if command.run_at is None and _rarely_said(given) == _RARELY_SAID:
         # Nearly all jobs begin here. For more than 15 named arguments Python makes a dict first, which doubles the

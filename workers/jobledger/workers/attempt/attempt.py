@@ -30,7 +30,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.seals import kept_key
+from jobledger.ledger.model.seals import ValueKey, kept_key
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.pull import Delivery
@@ -67,6 +67,7 @@ class Work(msgspec.Struct, eq=False):
     )
     is_left: bool = False  #: True: its attempt was abandoned, and another one settles it
     ran_s: float = 0.0  #: how long the code of an ordinary job ran
+    key: ValueKey | None = None  #: the key of the job's owner, if it was in memory before the claim
 
 
 class Attempts:
@@ -152,7 +153,7 @@ class Attempts:
             queued = read_dispatch(delivery)
             if queued is None:
                 self._conclude(work, ACK)  # no worker can use it
-            elif (task := self._ordinary.get(queued.task)) and self._can_claim_at_once(delivery, queued):
+            elif (task := self._ordinary.get(queued.task)) and self._can_claim_at_once(work, queued):
                 answered = functools.partial(self._on_claimed, work, queued, task)
                 self._claimer.begin(delivery, queued, answered)
             else:
@@ -177,6 +178,7 @@ class Attempts:
     async def _attempt(self, work: Work, queued: Queued) -> Settlement | None:
         """Claim, execute and record; return the settlement of the delivery."""
         delivery, task = work.delivery, self._tasks.find(queued.task)
+        work.key = None  # it may be destroyed by now
         obstacle = self._obstacle(delivery, queued, task) or await self._locked(delivery, queued)
         if obstacle is not None:
             return obstacle
@@ -312,12 +314,14 @@ class Attempts:
             return nak(settlements.unknown_task_s(delivery.delivered))
         return None
 
-    def _can_claim_at_once(self, delivery: Delivery, queued: Queued) -> bool:
+    def _can_claim_at_once(self, work: Work, queued: Queued) -> bool:
         """Whether a job of an ordinary task can be claimed at once, because the delivered event is its whole chain."""
+        if queued.key:
+            work.key = kept_key(self._ledger.keys, queued.key)
         return (
             queued.cause == "new"
-            and (not queued.key or kept_key(self._ledger.keys, queued.key) is not None)
-            and delivery.delivered == 1
+            and (not queued.key or work.key is not None)
+            and work.delivery.delivered == 1
             and not queued.version
             and self._lease.is_valid
             and self._intake is not None  # else the task runs in the context of the caller
@@ -369,7 +373,7 @@ class Attempts:
             chain=chain,
             job=job,
             own_task=own_task,
-            control=Control(),
+            control=Control(key=work.key),
             on_told=self._see_that_it_ends,
         )
         self.running[attempt.ref] = attempt

@@ -179,7 +179,7 @@ class Execution:
             fail = unknown_task(job, UNKNOWN_TASK_DELIVERIES_MAX)
             logger.error("job %s becomes a dead letter: %s", job.id, fail.error.message)
             return fail
-        if job.order.key and (refused := await self._unlock(attempt)):
+        if job.order.key and attempt.control.key is None and (refused := await self._unlock(attempt)):
             return refused
         try:
             if job.order.input_ref is None and not job.order.key:
