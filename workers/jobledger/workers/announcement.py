@@ -1,4 +1,4 @@
-"""The announcement of a process's tasks in the bucket TASKS; it also logs limits that the ledger has otherwise."""
+"""The announcement of a process's tasks in the bucket TASKS; it also logs limits that the ledger defines otherwise."""
 
 from __future__ import annotations
 

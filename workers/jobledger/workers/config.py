@@ -19,7 +19,7 @@ _CANCEL_GRACE_S_MIN: Final = 0.05
 _CANCEL_GRACE_S_MAX: Final = 3600
 _TABLE_MEMORY_BYTES_MIN: Final = 32 << 20
 _TABLE_THREADS_MAX: Final = 256
-_LOG_BYTES_MAX: Final = 512 << 10  # a message of the server's has 1 MiB
+_LOG_BYTES_MAX: Final = 512 << 10  # a message of the server has at most 1 MiB
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +28,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
     weights: dict[str, int] = {}  #: share of a queue beside the others, 1 to 100; by default 1
     concurrency: int = 100  #: attempts that may run at once, threads included
-    #: How long a stop may take. Running attempts may go on meanwhile, all but for its last fifth, 5 s at most, in which
-    #: their jobs are given back.
+    #: How long a stop may take. Running attempts may go on until its last fifth (at most 5 s), in which their jobs are
+    #: given back.
     grace_s: float = 30.0
     cancel_grace_s: float = (
         5.0  #: how long a task that was told to end may take; then its attempt is ended without it
@@ -42,7 +42,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: half of this machine's memory for each process.
     table_memory_bytes_max: int | None = None
     table_threads: int | None = None  #: threads of a query; None: an equal share of the CPUs for each process
-    tables_cache_bytes_max: int = 1 << 30  #: files of tables that are kept on this machine for other attempts
+    tables_cache_bytes_max: int = 1 << 30  #: of files of tables that are kept here for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
     #: How many of the newest bytes that one attempt's code logs are kept for `jobs logs`; 0: none.

@@ -107,7 +107,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
     before: tuple[StoredEvent, ...]  #: the job's events before the attempt, oldest first
     recorded: tuple[
         StoredEvent, ...
-    ]  #: what the ledger has of the attempt and of what followed it, up to the next one
+    ]  #: the job's events from this attempt up to the next one, as far as the ledger has them
     values: dict[str, bytes]  #: sha256 -> large input, checkpoint, result of a step or value of a signal
     source: tuple[StoredEvent, ...] = ()  #: for a rerun: the events of the run whose steps it copies
     ends: dict[str, dict[int, MemberEnd]] = {}  #: for a run: how its children had ended, by step and item
@@ -119,7 +119,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timeout_s(self) -> float | None:
-        """How long the attempt may take; None for as long as it likes."""
+        """How long the attempt may take; None: without limit."""
         job = fold(self.before).job
         return None if job is None else job.order.timeout_s
 
@@ -130,7 +130,7 @@ class DebugResult(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     events: tuple[
         StoredEvent, ...
-    ]  #: what would have been appended, `started` first; the last one is its end
+    ]  #: the events that would have been appended, from `started` to the attempt's end
     error: BaseException | None  #: the exception that the task raised
 
 
@@ -145,7 +145,7 @@ async def fetch(
 
     Large values that the ledger no longer has are read from `exports`.
 
-    The attempt after the newest one is the one that would run next.
+    `attempt` may also be the newest one's number plus 1: the attempt that would run next.
 
     Raises: InvalidInputError when there is no such attempt, it was archived, or the job's values were redacted;
         PayloadMissingError, UnreachableError.
@@ -217,7 +217,7 @@ async def _source(ledger: Ledger, job: Job) -> tuple[StoredEvent, ...]:
 
 
 async def _ends(ledger: Ledger, job: Job) -> dict[str, dict[int, MemberEnd]]:
-    """Return how the children ended that the run has counted, of the steps whose end is not recorded yet."""
+    """Return the counted ends of the run's children, for steps whose own end is not recorded yet."""
     children, ref = ChildJobs(ledger), JobRef(queue=job.queue, job_id=job.id)
     found: dict[str, dict[int, MemberEnd]] = {}
     for key, step in job.steps.items():
@@ -333,7 +333,7 @@ def _job_of(chain: JobView) -> Job:
 
 
 def _in_this_process(task: Task[Any, Any], *, limited: bool) -> Task[Any, Any]:
-    """Return the task as it runs here: not in the pool, and without limits where somebody looks into it."""
+    """Return the task as it runs here: not in the pool, and not `limited`: without the limit of its heartbeats."""
     here = copy.copy(task)
     changes: dict[str, Any] = {} if limited else {"heartbeat_s": None}
     if task.rules.run_in == "process":
@@ -343,19 +343,19 @@ def _in_this_process(task: Task[Any, Any], *, limited: bool) -> Task[Any, Any]:
 
 
 def recorded_end(material: Material) -> StoredEvent | None:
-    """Return the event that ended the attempt in the ledger, None where it has not ended or never ran."""
+    """Return the event that ended the attempt in the ledger, None if it has not ended or never ran."""
     return next((stored for stored in material.recorded if event_type(stored.event) in ENDING_TYPES), None)
 
 
 class ExecutedSteps(NamedTuple):
-    """Keys of the steps of a run: what an attempt had from its ledger, and what it did."""
+    """Keys of a run's steps: those whose end the attempt was given, and those that it began or ended itself."""
 
     given_back: list[str]
     here: list[str]
 
 
 def executed(ran: DebugResult) -> ExecutedSteps:
-    """Return which steps of a run the attempt was given, copied ones among them, and which it began or ended itself."""
+    """Return a run's steps: those whose end the attempt was given or copied, and those it began or ended itself."""
     here = dict.fromkeys(
         stored.event.step
         for stored in ran.events

@@ -37,7 +37,7 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
                 if (await ledger.log.head()).last_sequence == before:
                     return
                 pause_s = _LOOK_AGAIN_FIRST_S
-        except UnreachableError:  # the worker outlives that, and so does this
+        except UnreachableError:  # the worker goes on without the server, and so does this wait
             if ledger.connection.is_closed:
                 raise
         await anyio.sleep(pause_s)

@@ -113,7 +113,7 @@ _FLOW_BEHIND = Measure(
     "jobledger_worker_flow_behind_events", "gauge", "Events of limited jobs read and not obeyed yet."
 )
 
-#: Everything that a worker's `/metrics` has.
+#: All metrics of a worker's `/metrics`.
 WORKER_METRICS: Final = (
     _BUILD,
     _RUNNING,

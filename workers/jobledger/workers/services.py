@@ -24,7 +24,7 @@ async def outlive(
     *,
     fatal: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Run a service until cancelled, and again after a pause that grows whenever it ends, for whatever reason.
+    """Run a service until cancelled; if it ends for any reason, run it again after a pause, each time a longer one.
 
     Errors of the ledger or of a library are logged and not raised, and so is the cancellation of
     something that it waited for. Returns only when the connection is closed for good.
@@ -57,7 +57,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
-    await asyncio.gather(*tasks, return_exceptions=True)  # what they raised counts as seen
+    await asyncio.gather(*tasks, return_exceptions=True)  # marks their errors as seen
 
 
 def _is_cancelled() -> bool:
@@ -67,9 +67,9 @@ def _is_cancelled() -> bool:
 
 
 def _tell(connection: Connection, name: str, error: Exception) -> None:
-    """Log a sentence of ours as it is, and what nobody foresaw with its traceback.
+    """Log an error of ours as its sentence, and any other with its traceback.
 
-    What fails because the server is away needs no line of its own.
+    An error while the server is away is only logged as debug: the lost connection has its own line.
     """
     if connection.outage.level(error) == logging.DEBUG:
         logger.debug("%s begins again: %s", name, error)

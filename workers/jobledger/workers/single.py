@@ -30,7 +30,7 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     When this is cancelled, it gives the job back as a worker does that is stopped.
 
     Raises: JobNotFoundError, UnknownTaskError, UnreachableError, IllegalTransitionError for a job that runs, has ended,
-    was claimed by a worker meanwhile, or was not admitted by its limits, or could not be claimed, within 10 s.
+    was claimed by a worker meanwhile, or within 10 s was not admitted by its limits or could not be claimed.
     """
     job = (await _read(ledger, ref))[1].job
     if job is None:
@@ -74,7 +74,8 @@ async def _read(ledger: Ledger, ref: JobRef) -> tuple[list[StoredEvent], JobView
 async def _after(ledger: Ledger, ref: JobRef, identity: str, until: float) -> Job | None:
     """Return the job that was run here; None where its dispatch was replaced before it was claimed, so that it still waits.
 
-    A reactor does that to a job that was admitted while nobody worked in its queue: its limits admit it once more.
+    A reactor replaces the dispatch of a job that was admitted while nobody worked in its queue: its limits admit it
+    again.
     """
     job = (await _read(ledger, ref))[1].job
     assert job is not None, "it was there before"

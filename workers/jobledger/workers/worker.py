@@ -64,8 +64,8 @@ logger = logging.getLogger("jobledger.workers")
 #: How long attempts that were told to stop may take to give their jobs back and settle.
 _FAREWELL_S: Final = 10.0
 _FORM_EVERY_S: Final = 60.0
-#: The last part of the grace, kept for giving jobs back: thousands take seconds, and who stops a worker kills it after
-#: the grace.
+#: The last part of the grace, kept for giving jobs back: thousands of jobs take seconds, and after the grace the worker
+#: may be killed.
 _GIVE_BACK_S: Final = 5.0
 
 
@@ -79,7 +79,7 @@ class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     held: int  #: deliveries on hand, running ones included
     asked: int  #: messages asked for that have not come
     deliveries: int
-    redeliveries: int  #: of them, those that JetStream had handed out before
+    redeliveries: int  #: deliveries that JetStream had handed out before
     fenced: int  #: outcomes refused because their claim was lost
     lease_is_valid: bool
     clock_apart_s: float  #: how far this machine's clock is ahead of the server's; below 0: behind it
@@ -377,13 +377,13 @@ class Worker:
         """Return how many jobs to ask for: none without a lease, since each would have to wait for a later delivery."""
         if not self._lease.is_valid:
             return 0
-        # Who takes a number of jobs takes no more than these from others, not even for a moment.
+        # A worker with `jobs_max` takes no more than that number from other workers, not even for a moment.
         return self._free() + (self._at_hand.room if self._config.jobs_max is None else 0)
 
     def _free(self) -> int:
         """Return the number of free slots; a job whose outcome is on its way has left its slot.
 
-        But not more such jobs than slots: outcomes that the server does not answer stop further jobs.
+        At most as many such jobs as slots count: if the server answers no outcomes, no further jobs begin.
         """
         slots, attempts = self._config.concurrency, self._attempts
         free = slots - attempts.active + min(attempts.recording, slots) - len(self._abandoned)

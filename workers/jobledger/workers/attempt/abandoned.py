@@ -23,7 +23,7 @@ _FRAMES_MAX: Final = 6
 class AbandonedSlots:
     """The slots of one worker that are held by code without an attempt. Used on the loop only.
 
-    `on_change` is called whenever there is one more, or one less.
+    `on_change` is called whenever the number of held slots changes.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:

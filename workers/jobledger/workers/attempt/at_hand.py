@@ -1,4 +1,4 @@
-"""Deliveries that are at hand before a slot is free for them: if jobs are short, a slot never waits for the next one.
+"""Deliveries that are at hand before a slot is free for them: if jobs are short, a slot never waits for the next job.
 
 The claim of the next job is then sent together with the outcome that freed its slot, in one group if the server
 fsyncs. A delivery at hand waits no longer than a few short jobs take; after that another worker gets it. Source: ADR

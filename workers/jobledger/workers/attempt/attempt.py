@@ -362,7 +362,7 @@ class Attempts:
         job = chain.job
         own_task = work.own_task or asyncio.current_task(
             self._ledger.connection.loop
-        )  # an eager one begins at once
+        )  # an eager task begins before `own_task` is set
         assert job is not None, "a claimed chain has a job"
         assert own_task is not None, "a coroutine runs in a task"
         self.begun += 1

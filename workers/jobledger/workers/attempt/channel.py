@@ -50,7 +50,8 @@ from jobledger.workers.attempt.retry_store import LIMIT_S, retry_store
 from jobledger.workers.pool.messages import Report
 from jobledger.workers.surroundings import Surroundings
 
-# The verbs of the ledger for a task in a thread: they run on the worker's loop, and end when the attempt must.
+# The verbs of the ledger for a task in a thread: they run on the worker's loop, and end when the attempt is told to
+# stop.
 
 R = TypeVar("R")
 
@@ -145,7 +146,7 @@ class AttemptChannel:
         self._epoch = job.claim_epoch
         self._identity = identity
         self._on_pause = on_pause
-        self._key = key  #: of the job's owner
+        self._key = key  #: the key of the job's owner
         self._job = job
         self._appending = asyncio.Lock()
         self._report: Report | None = None

@@ -120,6 +120,6 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
             self.control.channel.stop_reason = reason
 
     def cut(self) -> None:
-        """Leave its thread, which did not end in time, behind, unless an outcome is being recorded."""
+        """Leave behind its thread, which did not end in time, unless an outcome is being recorded."""
         if not self.control.recording:
             self.own_task.cancel(self.control.stop_reason)

@@ -57,7 +57,7 @@ class Processes:
         self._pool = pool
         self._taken: dict[
             asyncio.Task[Any], ChildProcess
-        ] = {}  #: for the attempt that this asyncio task will make
+        ] = {}  #: reserved for the attempt of this asyncio task
 
     @contextlib.asynccontextmanager
     async def place(self, *, wait: bool) -> AsyncGenerator[bool, None]:

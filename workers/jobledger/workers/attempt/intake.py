@@ -88,7 +88,7 @@ class Intake:
         self._has_lost = False  # whether a lane has to be looked for
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
-        # By ack subject. Its ack wait is the shortest of the consumers', once they are found.
+        # Deliveries by ack subject. The ack wait is the shortest of the consumers', once those are found.
         self._held = HeldDeliveries[str](ledger.connection, config.ack_wait_s)
         self.deliveries = 0  #: messages that came
         self.redeliveries = 0  #: messages that JetStream had delivered before

@@ -17,7 +17,8 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 
 BYTES_MAX: Final = 64 << 20
-#: Most kept chains of jobs that failed here: they come back within moments, or another worker takes them.
+#: The largest number of kept chains of jobs that failed here: they come back within moments, or another worker takes
+#: them.
 FAILED_BYTES_MAX: Final = 4 << 20
 #: Bytes that the objects of a run and of each of its steps take, without their values; measured, rounded up.
 _RUN_BYTES: Final = 4_096

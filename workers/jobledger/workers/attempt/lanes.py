@@ -46,7 +46,7 @@ class Tier:
         self.empty: dict[Lane, None] = {}  #: lanes without a message at the last request
         self._turns: dict[int, list[tuple[float, int, Lane]]] = {}  # heaps by weight
         self._lanes = 0  # number of lanes in turns
-        self._weights = 0  # of these
+        self._weights = 0  # sum of their weights
         # Slots owed to a weight of 1 so far. A lane's credit is its weight times this, plus a number of its own: so a
         # turn of one lane changes no other, and the order among lanes of one weight never changes.
         self._owed = 0.0
@@ -90,12 +90,12 @@ class Tier:
         return lane, amount
 
     def next_of_all(self, wanted: int) -> tuple[Lane, int]:
-        """Return the same, but every other time a lane that was empty."""
+        """Return as `next`, but every other time a lane that was empty."""
         self._is_odd = not self._is_odd
         if not self.empty or (self._lanes and self._is_odd):
             return self.next(wanted)
         lane = next(iter(self.empty))
-        self.empty[lane] = self.empty.pop(lane)  # the others come first now
+        self.empty[lane] = self.empty.pop(lane)  # the other empty lanes come first now
         return lane, wanted
 
     def _first(self) -> Lane:

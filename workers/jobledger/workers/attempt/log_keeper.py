@@ -39,10 +39,10 @@ class LogKeeper(logging.Handler):
     def __init__(
         self, ledger: Ledger, config: WorkerConfig, running: Callable[[], Mapping[JobRef, Attempt]]
     ) -> None:
-        """`running`: the attempts whose records are kept; `config`: how much, and whether prints, too."""
+        """`running`: the attempts whose records are kept; `config`: how much of each, and whether prints are kept."""
         super().__init__()
         self._ledger = ledger
-        self._bytes_max = config.log_bytes_max  #: of each attempt; 0 keeps none
+        self._bytes_max = config.log_bytes_max  #: most bytes of an attempt's log; 0: none is kept
         self._running = running
         self._with_prints = config.log_prints
         self._formatter = logging.Formatter()
@@ -85,7 +85,7 @@ class LogKeeper(logging.Handler):
             step=job_filter.step.get(),
             text=self._formatter.format(record),
         )
-        log = attempt.control.log  # `handle` holds a lock: no other thread makes one now
+        log = attempt.control.log  # `handle` holds a lock: no other thread creates a log now
         if log is None:
             log = attempt.control.log = AttemptLog(self._bytes_max)
         if log.add(line):
@@ -160,7 +160,7 @@ class LogKeeper(logging.Handler):
     async def _store_one(self, attempt: Attempt) -> None:
         job, log = attempt.job, attempt.control.log
         assert log is not None, "only an attempt that logged something waits"
-        has_ended = log.ended  # before the lines: none comes after the end
+        has_ended = log.ended  # read before the lines, as none comes after the end
         lines, cut = log.taken()
         kept = KeptLog(
             attempt=job.attempts_count,

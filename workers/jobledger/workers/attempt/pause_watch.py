@@ -18,7 +18,7 @@ from jobledger.ledger.nats.pauses import queue_state
 logger = logging.getLogger("jobledger.workers.attempt.pause_watch")
 
 _LOOK_EVERY_S: Final = 10.0
-#: Looks after a hint, since a replica may lag behind.
+#: How many times a queue is read after a hint, since a replica may lag behind.
 _TRIES_MAX: Final = 5
 _TRY_AGAIN_S: Final = 0.02
 

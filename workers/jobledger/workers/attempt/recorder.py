@@ -194,7 +194,7 @@ class Recorder:
 def _settled(job: Job | None) -> Settlement:
     """Return the settlement of the work item of a job whose outcome is recorded: an ack, unless it is offered again.
 
-    Also if another work item counts now, since the worker that gets this one would only find it done.
+    An ack also if the job has another work item now: a worker that got this one would only find it done.
     """
     is_offered = (
         job is not None and job.state is JobState.QUEUED and job.wait_sequence > job.dispatch_sequence

@@ -225,7 +225,7 @@ class _CallChannel:
         return self._opened_ledger
 
     def close(self) -> None:
-        """Pass on the last progress, wait for a checkpoint under way, and say nothing more."""
+        """Pass on the last progress, wait for a checkpoint under way, and send nothing more."""
         with self._progress_lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -235,7 +235,7 @@ class _CallChannel:
 
 
 def _call_number() -> int:
-    """Return the number of the call whose code runs here, also in what it left behind; 0: none is known."""
+    """Return the number of the call whose code runs here, maybe in a thread or task that outlived it; 0: unknown."""
     call = job_filter.current.get()
     return call.number if isinstance(call, Call) else 0
 
@@ -252,7 +252,7 @@ class Runner:
         self._payload_bytes_max = payload_bytes_max
 
     def run(self, call: Call) -> None:
-        """Run one call and send what came of it."""
+        """Run one call and send its result."""
         owner = os.getpid()
         channel = _CallChannel(self._link, call, self._payload_bytes_max, self._own_ledger)
         before = job_filter.current.set(call)
@@ -265,7 +265,7 @@ class Runner:
             os._exit(0)  # the task forked, and this is the fork
         channel.close()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # closed or replaced by the task
+            with contextlib.suppress(Exception):  # the task closed or replaced the stream
                 stream.flush()
         self._link.send(result)
 
@@ -297,7 +297,7 @@ class Runner:
             for kind, wish in WISHES.items():
                 if isinstance(value, wish):
                     fields = encode_value(value, what=what)
-                    msgspec.json.decode(fields, type=wish)  # its fields were never checked for their types
+                    msgspec.json.decode(fields, type=wish)  # its fields were not checked yet
                     return ReturnedWish(number=number, kind=kind, fields=msgspec.Raw(fields))
             text = check_text(encode_value(value, what=what), what=what)
             if len(text) > self._payload_bytes_max:
@@ -313,7 +313,7 @@ def _task_of_step(place: str) -> Task[Any, Any]:
     Raises: UnknownTaskError, TaskDefinitionError.
     """
     module, _, name = place.partition(":")
-    if module == ENGINE:  # of ours, and loaded where a run asks for it
+    if module == ENGINE:  # our own module, loaded only when a run calls it
         importlib.import_module(module)
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -355,13 +355,13 @@ def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != setup.parent:
-        os._exit(_NOT_READY_CODE)  # it died before we could ask for that
+        os._exit(_NOT_READY_CODE)  # the worker died before we asked the kernel
     arguments = (lifeline, setup.silence_s, _end_with(faults))
     threading.Thread(target=_watch, args=arguments, name="jobledger-lifeline", daemon=True).start()
 
 
 def _ignore_stop_signals() -> None:
-    """Ignore stop signals, so that only the worker ends this process: they must not cut the grace of its tasks.
+    """Ignore stop signals, so that only the worker ends this process: they must not shorten the grace of its tasks.
 
     It sets handlers, because programs that a task starts would inherit SIG_IGN.
     """
@@ -406,7 +406,7 @@ def _set_up_logs(link: Link, setup: Setup) -> None:
 
 
 def _tell_print(link: Link, text: str) -> None:
-    """Hand over what a task printed; a line to a worker that is gone is lost."""
+    """Send a line that a task printed; it is lost if the worker is gone."""
     with contextlib.suppress(OSError):
         link.send(LogLine.of(prints.LOGGER, logging.INFO, text, of_call=_call_number(), printed=True))
 

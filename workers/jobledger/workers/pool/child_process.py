@@ -1,4 +1,4 @@
-"""One process of the pool as its worker sees it: started, called, killed, and how it ended as a sentence."""
+"""One process of the pool as its worker sees it: started, called, killed, and its end described by a sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from jobledger.workers.processes.child import KILL_LIMIT_S, START_ERRORS, Child,
 from jobledger.workers.processes.messages import BrokenFrameError, Fault, LogLine, Ready
 
 _CHILD: Final = "jobledger.workers.pool.child"
-#: From the end of the socket to the end of the process, which may have much memory to free.
+#: Limit from the end of the socket to the end of the process, which may have much memory to free.
 _EXIT_LIMIT_S: Final = 2.0
 _TRACEBACK_MAX: Final = 16_000
 _CHILD_MODULE: Final = Path(__file__).with_name("child.py")
@@ -99,7 +99,7 @@ Result = TaskValue | TaskFailure | ProcessDeath
 
 
 class ChildProcess:
-    """A started process; at most one call at a time. Made by `start`, let go by `leave` or `end`."""
+    """A started process; at most one call at a time. Started by `start`, ended by `leave` or `end`."""
 
     def __init__(self, child: Child[FromChild], lifeline: int, faults: IO[bytes]) -> None:
         self._child = child
@@ -146,7 +146,7 @@ class ChildProcess:
 
     @property
     def ended(self) -> asyncio.Task[None]:
-        """Done once the process has ended."""
+        """A task that is done once the process has ended."""
         return self._child.ended
 
     @property
@@ -210,17 +210,17 @@ class ChildProcess:
         await self._child.line.flush()
 
     def tick(self) -> None:
-        """Send a sign of life; skip it where the pipe is full, since the process has others to read."""
+        """Send a sign of life; skip it if the pipe is full, since earlier ones wait there to be read."""
         with contextlib.suppress(OSError):
             os.write(self._lifeline, b".")
 
     def kill(self, why: str = "") -> None:
-        """Kill it, and what it started, at once (SIGKILL): a task cannot put this off."""
+        """Kill it, and what it started, at once (SIGKILL): a task cannot delay this."""
         self._killed_for = self._killed_for or why or "the process running the task was killed by its worker"
         self._child.kill()
 
     async def leave(self, *, limit_s: float) -> None:
-        """Ask it to exit, and run its exit handlers; kill it after the limit."""
+        """Ask it to run its exit handlers and exit; kill it after the limit."""
         await self._child.leave(limit_s)
         await self.end()
 
@@ -240,7 +240,7 @@ class ChildProcess:
             await self._child.until_ended(KILL_LIMIT_S)
         code = self._child.reap()
         if code != -signal.SIGKILL:
-            self._killed_for = ""  # this worker did not end the process
+            self._killed_for = ""  # it ended before the worker's SIGKILL reached it
         trace = _user_part(os.pread(self._faults.fileno(), _TRACEBACK_MAX, 0).decode("utf-8", "replace"))
         if code == -signal.SIGKILL and trace and not self._killed_for:
             return ProcessDeath(sentence=f"the process running the task ended itself: {trace}", signal=-code)
@@ -276,7 +276,7 @@ async def _spawn(setup: Setup) -> ChildProcess:
 
 
 def _relay(message: LogLine, call: Call | None) -> None:
-    """Log here what the process logged; what the code of the current call logged counts as logged within its attempt."""
+    """Log here a record of the process, within the attempt of the current call if that call's code logged it."""
     is_of_call = call is not None and message.of_call == call.number
     if message.printed:
         if is_of_call:

@@ -1,4 +1,4 @@
-"""What a worker and the processes of its pool say to each other, beside what all processes and their parents do.
+"""Messages between a worker and the processes of its pool, beside those between any process and its parent.
 
 Knows neither processes nor event loops.
 """
@@ -22,7 +22,7 @@ from jobledger.workers.processes.messages import BrokenFrameError, Fault, LogLin
 
 #: The module of jobledger's own steps: a process can call them without a module of the application.
 ENGINE: Final = "jobledger.workers.runs.engine"
-#: What a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
+#: Bytes that a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
 _FRAME_BYTES_EXTRA: Final = 256 * 1024
 _NOTE_MAX: Final = 500
 _task_logger = logging.getLogger("jobledger.task")
@@ -39,27 +39,27 @@ def frame_bytes_max(payload_bytes_max: int) -> int:
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """The first message: what the process has to know about its worker."""
 
-    modules: tuple[str, ...]  #: to load tasks from, as given to `TaskRegistry.load`
+    modules: tuple[str, ...]  #: modules to load tasks from, as given to `TaskRegistry.load`
     import_path: tuple[str, ...]  #: the worker's sys.path
     parent: int  #: process id of the worker
-    payload_bytes_max: int  #: of an input, a result, a checkpoint
+    payload_bytes_max: int  #: the largest input, result or checkpoint
     #: Settings of `connect` for tasks that use the ledger; None: the worker has some that JSON cannot hold.
     connection: dict[str, Any] | None = None
     memory_bytes_max: int | None  #: address space (RLIMIT_AS); None: no limit
     silence_s: (
         float | None
     )  #: the process ends itself when it hears nothing from the worker for this many seconds; None: never
-    log_level: int  #: of the root logger
-    task_log_level: int  #: of `jobledger.task`, to which a context's logger writes
-    log_levels: dict[str, int] = {}  #: of loggers of the application that have one of their own, by name
-    log_prints: bool = False  #: tell what tasks print
+    log_level: int  #: level of the root logger
+    task_log_level: int  #: level of `jobledger.task`, to which a context's logger writes
+    log_levels: dict[str, int] = {}  #: by name: levels of loggers of the application that have their own
+    log_prints: bool = False  #: send the lines that tasks print, too
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
     """Run one attempt of a task; an attempt on the worker's own loop makes its context from one, too."""
 
     task: str
-    step: str = ""  #: `<module>:<name>` of a step of the task's, which is called instead of it
+    step: str = ""  #: `<module>:<name>` of a step, which is called instead of the task
     input: msgspec.Raw  #: JSON object of the task's arguments
     job_id: str
     queue: str
@@ -69,13 +69,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     deadline: datetime | None = None
     checkpoint: msgspec.Raw = NO_VALUE  #: the checkpoint that an earlier attempt stored
     trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
-    parent: Parent | None = None  #: what jobs that the task makes have from this one; None: it makes none
+    parent: Parent | None = None  #: for the jobs that the task makes; None: it makes none
     trace_id: str = ""  #: the id of the job's trace, for the log
     number: int = 0  #: the call's number in its process; given by the pool, and repeated by the result
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What log records say of the attempt."""
+        """The fields of log records about the attempt."""
         return {
             "worker": self.worker,
             "queue": self.queue,
@@ -103,7 +103,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", omit_defaults=True):
-    """What became of a checkpoint; without `error` it is stored."""
+    """The answer to a checkpoint: it is stored unless there is an `error`."""
 
     error: str = ""  #: the class of the error that was raised
     text: str = ""
@@ -122,7 +122,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How far a task is, as an event can hold it."""
+    """The progress of a task, in a form that an event can hold."""
 
     done: float
     total: float | None
@@ -159,7 +159,7 @@ class ReturnedWish(msgspec.Struct, frozen=True, kw_only=True, tag="wished"):
     """The task returned one of `outcome.WISHES`."""
 
     number: int
-    kind: str  #: the class
+    kind: str  #: the name of its class
     fields: msgspec.Raw
 
 
@@ -183,7 +183,7 @@ WISHES: Final[dict[str, type[Wish]]] = {each.__name__: each for each in outcome.
 
 
 def read_wish(message: ReturnedWish) -> Wish:
-    """Return what the task returned.
+    """Return the wish that the task returned.
 
     Raises: BrokenFrameError.
     """

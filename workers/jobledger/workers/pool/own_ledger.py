@@ -22,7 +22,7 @@ class OwnLedger:
     """One process's connection; it outlives the calls that use it."""
 
     def __init__(self, connection: Mapping[str, Any] | None) -> None:
-        """Take settings of `connect`; None: the worker has some that another process cannot be given."""
+        """Take settings of `connect`; None: some settings of the worker cannot be passed to another process."""
         self._connection = connection
         self._thread: LoopThread[client.Ledger] | None = None
 
@@ -31,7 +31,7 @@ class OwnLedger:
 
         Raises: RefusedError without settings, and what `connect` raises.
         """
-        # These are half of what a process loads at its start, and most tasks need no ledger.
+        # Imported here: at its start a process would load twice as much, and most tasks need no ledger.
         from jobledger.ledger import sync  # noqa: PLC0415
         from jobledger.ledger.connection import connect  # noqa: PLC0415
 

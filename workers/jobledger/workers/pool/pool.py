@@ -68,12 +68,13 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     size: int = max(1, os.cpu_count() or 1)  #: processes at most
     calls_max: int | None = None  #: a process is replaced after that many calls; None: never
     start_s: float = 60.0  #: how long a process may take to load the tasks
-    payload_bytes_max: int = 8 << 20  #: of an input, a result, a checkpoint
+    payload_bytes_max: int = 8 << 20  #: the largest input, result or checkpoint
     memory_bytes_max: int | None = None  #: address space of each process; None: no limit
-    #: A process that hears nothing from its worker for that long ends itself and the task, since the job of a frozen
-    #: worker may be taken over. Half a lease is right; it must exceed the longest time the loop is blocked. None: never.
+    #: A process that hears nothing from its worker for so long ends itself and its task, since the job of a frozen
+    #: worker may be taken over. Half a lease is right; it must exceed the longest time the loop is blocked. None:
+    #: never.
     silence_s: float | None = None
-    log_prints: bool = False  #: the processes tell what tasks print
+    log_prints: bool = False  #: the processes send the lines that tasks print
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -334,8 +335,8 @@ class ProcessPool:
     def _let_go(self, child: ChildProcess, end: Awaitable[None], *, spare: int = 0) -> None:
         """Let a process end in the background.
 
-        With `spare` it is replaced at once. That is for a process that was lost in a call: such losses are no more than
-        calls, while processes that end by themselves might do so for ever.
+        With `spare` it is replaced at once. That is for a process lost in a call, since calls bound the number of such
+        losses; processes that end by themselves might do so for ever.
         """
         _ = self._end_of(child, end, spare=spare)
 

@@ -35,7 +35,8 @@ logger = logging.getLogger("jobledger.workers.processes")
 
 #: SIGKILL needs milliseconds; a process that is still there after this hangs in the kernel.
 KILL_LIMIT_S: Final = 5.0
-#: How often a process is looked at where the system has no descriptors of processes, and how long a silent one gets more.
+#: Pause between two looks at a process where the system has no descriptors of processes, and before the second look at
+#: a silent one.
 POLL_S: Final = 0.05
 #: How long after the end of the process its line is read; a program that it left behind may hold it open.
 _LAST_WORDS_S: Final = 0.5
@@ -90,10 +91,10 @@ class Child(Generic[Message]):
         silence_s: float | None = None,
         on_log: Callable[[LogLine], None] = LogLine.tell,
     ) -> Child[Message]:
-        """Start a process. Its owner hears it, and reaps it at the end, by `leave` or `reap`.
+        """Start a process. Its owner reads its messages, and reaps it at the end, by `leave` or `reap`.
 
-        `command` is given the descriptor of the process's end of the line; it may stand in no other process. `what`:
-        what the log calls it. `silence_s`: once ready, it is killed when it says nothing for so long; None: never.
+        `command` is given the descriptor of the process's end of the line; no other process may get that descriptor.
+        `what`: its name in the log. `silence_s`: once ready, it is killed after so long without a message; None: never.
 
         Raises: START_ERRORS.
         """
@@ -110,7 +111,7 @@ class Child(Generic[Message]):
                     pass_fds=(theirs.fileno(), *pass_fds),
                     start_new_session=True,
                 )
-            except BaseException:  # Ctrl-C, too: without a process nobody else ends our side
+            except BaseException:  # Ctrl-C, too: without a process nobody else closes our end
                 line.abort()
                 raise
         return cls(process, line, what, silence_s, on_log)
@@ -169,7 +170,7 @@ class Child(Generic[Message]):
         return self.ended.done()
 
     def ask(self, message: msgspec.Struct, limit_s: float) -> None:
-        """Tell it to stop; it is killed after `limit_s`, or sooner if an earlier word allowed that."""
+        """Tell it to stop; it is killed after `limit_s`, or sooner if an earlier call set a shorter limit."""
         self.send(message)
         self._allow(limit_s)
 
@@ -193,14 +194,14 @@ class Child(Generic[Message]):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def leave(self, limit_s: float) -> int:
-        """Hang up, at which it ends, kill it after the limit, and reap it; return its exit code."""
+        """Hang up, so that it ends; kill it after the limit; reap it and return its exit code."""
         self.line.hang_up()
         self._allow(limit_s)
         await self.until_ended(limit_s + KILL_LIMIT_S)
         return self.reap()
 
     def reap(self) -> int:
-        """Return the exit code of a process that has ended, negative for a signal, and let go of all that it held.
+        """Return the exit code of a process that has ended, negative for a signal, and release all that it held.
 
         One that hangs in the kernel, where SIGKILL does not reach it, counts as killed.
         """
@@ -219,10 +220,10 @@ class Child(Generic[Message]):
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_later(_LAST_WORDS_S, self.line.abort)
 
-    # A process whose event loop is blocked. Watched only once it was ready: imports may block it for long.
+    # The watch for a blocked event loop. It begins once the process is ready: imports may block the loop for long.
 
     async def _until_silent(self, silence_s: float) -> None:
-        # It may be us who stood still: the second look counts, once what it said meanwhile is read.
+        # This process itself may have stood still: only the second look counts, after messages that waited are read.
         looks_left = 2
         while looks_left:
             left_s = self.line.heard_at + silence_s - self._loop.time()

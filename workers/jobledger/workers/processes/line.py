@@ -1,7 +1,8 @@
 """One end of the line between a process and its parent, on an event loop.
 
-When the line ends, the other side is gone. It carries what signals could not: a process manager sends a signal to every
-process of a service, and a parent's own stop would then look like a second one, which ends the grace.
+When the line ends, the other side is gone. A parent asks its processes to stop by messages, not by signals: a process
+manager signals every process of a service, and a signal of the parent would then look like a second one, which ends the
+grace.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Line(Generic[Message]):
                 yield await self.receive()
 
     def hang_up(self) -> None:
-        """Send what is left, and tell the other side that nothing follows; what it still says is received."""
+        """Send what is left, and tell the other side that nothing follows; its messages are still received."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
 

@@ -1,4 +1,4 @@
-"""What every process and its parent say to each other, and the frames that carry it.
+"""Messages between any process and its parent, and the frames that carry them.
 
 A frame is a length of four bytes, big-endian, and that many bytes of JSON: one message. No pickle: a process whose work
 went wrong can send a false message, but cannot make its parent run anything. Each kind of process adds messages of its
@@ -59,7 +59,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_default
 
     @classmethod
     def of(cls, logger: str, level: int, text: str, *, of_call: int = 0, printed: bool = False) -> LogLine:
-        """Make one that fits into a frame, whatever the text holds."""
+        """Make a line that fits into a frame, whatever the text holds."""
         return cls(
             logger=_sendable(logger, _LOGGER_NAME_MAX),
             level=level,

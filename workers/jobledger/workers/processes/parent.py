@@ -1,7 +1,7 @@
 """The parent of a process, as that process sees it: a supervisor, or `jobledger up` as the parent of its gateway.
 
-The process says its identity before it does anything under it, when it is ready, and that its event loop runs. The parent
-says when to stop.
+The process tells its identity before it acts under it, that it is ready, and that its event loop runs. The parent tells
+it when to stop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def supervised(name: str, descriptor: int) -> tuple[str, str]:
 
 
 class Parent:
-    """The parent; said to and heard within `connected`."""
+    """The parent; messages go both ways within `connected`."""
 
     def __init__(self, words: str) -> None:
         """Take the line; `words` is `NAME:DESCRIPTOR`, as the parent put it on the command line.

@@ -62,7 +62,7 @@ class ChildJobs:
         self._reaching = ChildFollower(ledger)
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
-        """See to it that what a task's code, and that of its callbacks, defines of limits is in the ledger.
+        """Store in the ledger the limits that the code of a task and of its callbacks defines, unless they are there.
 
         Raises: ConfigurationError; AccessDeniedError for a limit that the children may not name.
         """
@@ -77,7 +77,7 @@ class ChildJobs:
             return None
 
     async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:
-        """Make the children of a step that may exist. Raises: as `ChildOpener.open`."""
+        """Make the open children of a step: those that may exist and have not ended. Raises: as `ChildOpener.open`."""
         job = view.job
         assert job is not None, "only a run has children"
         await self._opening.open(ref, view, key, job.steps[key].open, again=again)
@@ -110,7 +110,7 @@ class ChildJobs:
         )
 
     async def _check_held(self, ref: JobRef, step: Step, missing: Sequence[int]) -> None:
-        """Refuse to wait for ends that were copied, and went to an archive since. Raises: RerunSourceError."""
+        """Refuse to wait for copied ends that are in an archive by now. Raises: RerunSourceError."""
         log = self._ledger.log
         for run, asked, some in _by_origin(ref, step, bits(missing)):
             child = child_ref(run, asked, some[0])
@@ -131,7 +131,7 @@ class ChildJobs:
                     found[item] = end
 
     async def _read(self, ref: JobRef, step: Step, item: int) -> MemberEnd | None:
-        """Return how a child ended that was counted; None where that is not to be seen yet.
+        """Return how a counted child ended; None while its events do not show an end yet.
 
         The counted end stays, even if a dead letter was requeued or discarded since.
         """
@@ -181,8 +181,8 @@ def failed_end(
 ) -> MemberEnd | None:
     """Return the end of a child that was counted as failed, its first one other than `completed`; None without one.
 
-    `is_for_good`: a dead letter was no end. Where an archive run took the end away, it is read from `carried`. `key`: of
-    the child's owner.
+    `is_for_good`: a dead letter does not count as an end. An end that an archive run took away is read from `carried`.
+    `key`: that of the child's owner.
     """
     job: Job | None = None
     dead: MemberEnd | None = None
@@ -194,7 +194,7 @@ def failed_end(
             dead = dead or _failed_end(job, job.state, key)
             if not is_for_good:
                 return dead
-    if dead is not None:  # a worker of an older release counted it
+    if dead is not None:  # a worker of an older release counted the dead letter as an end
         return dead
     if job is None or not (job.is_final or job.carried_sequence):
         return None
@@ -218,7 +218,7 @@ def _failed_end(job: Job, state: JobState, key: ValueKey | None) -> MemberEnd:
 
 
 def _by_origin(ref: JobRef, step: Step, items: int) -> Iterator[tuple[JobRef, Step, list[int]]]:
-    """Yield items of a step by the run whose children they are, with the step as that run had asked for it."""
+    """Yield each run that made children of a step, with the step as that run asked for it, and the items it made."""
     for origin in step.origins:
         copied = bits_of(origin.items) & items
         if copied:

@@ -23,14 +23,14 @@ from jobledger.workers.runs.journal import AttemptJournal
 _SAME: Final = ("step", "kind", "target", "input_sha256", "tries")
 #: Fields in which the beginning of a copied group equals that of its source.
 _BEGINS: Final = ("step", "kind", "target", "input_sha256", "order", "items", "items_ref")
-#: Steps that have children; a copy of one no longer says which.
+#: Kinds of steps that have children; a copy of such a step does not name them.
 _ASKS_FOR_JOBS: Final = ("call", "map", "graph")
 
 
 async def copy_steps(journal: AttemptJournal) -> None:
     """Record the copied ends of steps and children that a rerun does not have yet; do nothing for any other run.
 
-    A crash in between leaves some of them; the next attempt goes on.
+    After a crash in between only some are recorded; the next attempt records the rest.
 
     Raises: RerunSourceError where the source is not as the rerun names it, or in an archive by now; StaleClaimError,
     LedgerFullError, UnreachableError.
@@ -87,7 +87,7 @@ async def _begin_again(journal: AttemptJournal, group: CopiedGroup) -> None:
 
 
 async def _events(journal: AttemptJournal, source: RerunOf) -> Mapping[int, StoredEvent]:
-    """Return the events of the source that count, by their stream sequence. Raises: as `copy_steps`."""
+    """Return the events of the source up to the named one, by their stream sequence. Raises: as `copy_steps`."""
     ref = JobRef(queue=source.queue, job_id=source.job)
     events, first = await journal.read(ref)
     held = {stored.stream_sequence: stored for stored in events if stored.stream_sequence <= source.sequence}
@@ -100,7 +100,7 @@ async def _events(journal: AttemptJournal, source: RerunOf) -> Mapping[int, Stor
 
 
 def children_from(step: Step, run: JobRef) -> dict[str, Any]:
-    """Return a copy's fields on the run that made a step's children; a step that is a copy itself passes on its own."""
+    """Return a copy's fields on the run that made a step's children; a copy passes on its own fields."""
     if step.kind not in _ASKS_FOR_JOBS:
         return {}
     if step.copied is not None and step.copied.run:

@@ -68,7 +68,7 @@ class RunExecution:
 
         Raises: as `Execution.run`; LedgerFullError, UnreachableError when a step could not be recorded.
         """
-        workflow = cast("WorkflowFunction[..., Any, ..., Any]", task)  # others are no runs
+        workflow = cast("WorkflowFunction[..., Any, ..., Any]", task)  # only workflows have runs
         channel = attempt.control.channel
         assert channel is not None, "it was opened for the attempt"
         journal = AttemptJournal(self._shared, attempt, channel)

@@ -79,7 +79,7 @@ class RunSurroundings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     execution: Execution
     children: ChildJobs | None = None  #: makes the jobs that runs ask for; None where nothing may be made
     tables: WorkerTables | None = None  #: makes and reads tables; None where there are none
-    #: Without `children`, how those had ended that a run may read, by step and item.
+    #: Without `children`: the ends of children that a run may read, by step and item.
     ends: Mapping[str, Mapping[int, MemberEnd]] = {}
     kept: KeptChains | None = None  #: keeps the chains of runs that are parked here
     #: Whether a run that waits for a short time may keep its slot now.
@@ -347,7 +347,7 @@ class AttemptJournal:
     async def put(
         self, text: bytes, *, what: str, of_group: bool = False
     ) -> tuple[msgspec.Raw, PayloadRef | None]:
-        """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
+        """See `RunJournal.put`. Large values go to PAYLOADS: a run may outlive results of jobs."""
         inputs, key = self._ledger.inputs, self.job.order.key
         if inputs.fits_inline(text, what=what, of_group=of_group) and not key:
             return msgspec.Raw(text), None
@@ -412,7 +412,7 @@ _OWN_MODULES = frozenset(
 #: A batch of this size costs the server less than as many appends one by one. Source: measured, as ADR 005.
 _BATCH_MIN: Final = 16
 _BATCH_MAX: Final = 200
-#: Of results and items in one batch.
+#: Bytes of results and items in one batch, at most.
 _BYTES_MAX: Final = 1 << 20
 
 
@@ -451,7 +451,7 @@ class _Together:
                 self._is_busy = False
 
     async def _empty(self) -> None:
-        """Append what waits, until nothing does."""
+        """Append waiting entries until there are none."""
         try:
             while some := self._take():
                 if len(some) < _BATCH_MIN:
@@ -459,7 +459,7 @@ class _Together:
                         await self._alone(each)
                 else:
                     await self._as_one(some)
-                # What these branches record next goes along with what else waits.
+                # These branches go on first: their next entries then go together with those that wait.
                 await asyncio.sleep(0)
         finally:
             self._is_busy = False
@@ -479,7 +479,7 @@ class _Together:
     async def _as_one(self, some: Sequence[_WaitingStep]) -> None:
         try:
             refused = await self._channel.append_all([each.command for each in some])
-        except (LedgerFullError, UnreachableError) as error:  # raised by each of them
+        except (LedgerFullError, UnreachableError) as error:  # raised in each of the branches
             for each in some:
                 _settle(each, error)
             return

@@ -1,4 +1,4 @@
-"""Tables of runs in a worker: rows into files, queries in the pool's processes, files to and from where they lie."""
+"""Tables of runs in a worker: rows written to files, queries run in the pool, files moved to and from the store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jobledger.workers.runs.engine import EngineLimits, select
 # Files of tables on this machine, by their sha256: what an attempt has made or read stays for the next ones.
 
 _PREFIX: Final = "jobledger-tables-"
-#: A folder without an owner that is younger may be about to get one (seconds).
+#: Seconds. A younger folder without an owner may be about to get one.
 _YOUNG_S: Final = 60.0
 
 
@@ -136,7 +136,7 @@ def _remove_abandoned(root: Path) -> None:
 if TYPE_CHECKING:
     from jobledger.workers.attempt.threads import Threads
 
-#: Moves something of a table, which the sentence names, and again while the server is away.
+#: Runs a transfer of a table, and again while the server is away; the text names what is moved.
 Transfer = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 #: As `RunJournal.call`.
 CallStep = Callable[[StepFunction[..., Any], Sequence[Any], dict[str, Any]], Awaitable[Any]]
@@ -296,12 +296,12 @@ async def _write_async(
 
 
 def engine_limits(config: WorkerConfig) -> EngineLimits:
-    """Return what a query may use: what the worker was told, else its share of this machine."""
+    """Return the limits of a query: those set for the worker, else its share of this machine."""
     processes = config.pool_size or os.cpu_count() or 1
     threads = config.table_threads or max(1, (os.cpu_count() or 1) // processes)
     memory = config.table_memory_bytes_max
     if memory is None and config.pool_memory_bytes_max is not None:
-        memory = config.pool_memory_bytes_max // 2  # that is address space, of which the engine is a part
+        memory = config.pool_memory_bytes_max // 2  # address space, of which the engine gets only a part
     if memory is None:
         memory = _memory_bytes() // 2 // processes
     return EngineLimits(memory_bytes=max(memory, _MEMORY_BYTES_MIN), threads=threads)

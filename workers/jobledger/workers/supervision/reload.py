@@ -31,8 +31,8 @@ Seen = dict[str, tuple[int, int, int]]
 def source_folders(modules: Iterable[str]) -> list[Path]:
     """Return the folders to watch for modules as `TaskRegistry.load` takes them; nothing of them is executed.
 
-    A package is watched as a whole, a module with the folder it lies in; one that cannot be found, with the current
-    folder, where it may yet appear.
+    A package is watched as a whole, a module with its folder. For a module that cannot be found the current folder is
+    watched, where it may yet appear.
     """
     found = {folder.resolve() for name in modules for folder in _folders(name)}
     return sorted(each for each in found if not any(other in each.parents for other in found))

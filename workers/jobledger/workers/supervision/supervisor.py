@@ -29,9 +29,9 @@ logger = logging.getLogger("jobledger.workers.supervision.supervisor")
 #: The exit code of a child whose configuration cannot work: another start would end the same.
 CONFIGURATION_CODE: Final = 2
 PROCESSES_MAX: Final = 256
-_IDENTITIES_MAX: Final = 4  #: of one child, the newest; older leases have expired
+_IDENTITIES_MAX: Final = 4  #: newest ones of one child; leases of older ones have expired
 _GROUP_GONE_S: Final = 5.0
-#: For processes that lead groups of their own and that the kernel kills when their worker dies, as those of a pool.
+#: Time for processes of a pool, which lead groups of their own and which the kernel kills when their worker dies.
 _LAST_BREATH_S: Final = 0.5
 _LEASE_END_S: Final = 60.0
 _LEASE_RETRY_S: Final = 0.5
@@ -46,7 +46,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     what: str = "worker process"  #: what each of them is called in the log
     grace_s: float = 30.0  #: how long running attempts may go on after a stop, as the children were told
     farewell_s: float = (
-        20.0  #: after the grace, to give jobs back and exit, which takes a `Worker` at most 14 s
+        20.0  #: time after the grace to give jobs back and exit; a `Worker` needs at most 14 s
     )
     restart_s_first: float = 0.1  #: pause before a dead child is replaced; doubled for each further death
     restart_s_max: float = 30.0
@@ -82,7 +82,7 @@ class WorkerProcess(msgspec.Struct, eq=False):
     """One process under supervision."""
 
     child: Child[SaidBySupervised]
-    #: Under which it took leases, the newest.
+    #: The newest identities under which it took leases.
     identities: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=_IDENTITIES_MAX))
     is_replaced: bool = False  #: True: it was asked to make room for a successor
 
@@ -139,7 +139,7 @@ class Supervisor:
         self.identity = new_identity()
         self._processes: set[WorkerProcess] = set()
         self._stopping = anyio.Event()
-        self._begun = anyio.Event()  # a child was ready, or there will be none
+        self._begun = anyio.Event()  # set once a child was ready, or none will be
         self._changed = anyio.Event()
         self._code = 0
         self._endings: anyio.abc.TaskGroup | None = None
@@ -228,11 +228,11 @@ class Supervisor:
             finally:
                 if not child.has_ended:  # we are cancelled: it is stopped in good order all the same
                     child.ask(Stop(), self._patience_s)
-                with anyio.CancelScope(shield=True):  # bounded by the patience
+                with anyio.CancelScope(shield=True):  # `_patience_s` bounds the wait
                     await self._until_ended(process)
         finally:
             self._processes.discard(process)
-            child.kill()  # what is left of its group
+            child.kill()  # ends what is left of its group
             code = child.reap()
         assert self._endings is not None, "run made it"
         self._endings.start_soon(self._end_leases, process)
