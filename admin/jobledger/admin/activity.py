@@ -15,12 +15,12 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import QueueRow, Store
 
-#: To look for what hurts asks the server, and reads a day of rates.
+#: Pause between two diagnoses: each asks the server, and reads a day of rates.
 _DIAGNOSED_EACH_S: Final = 5.0
 
 
 class QueueRates(msgspec.Struct, frozen=True, kw_only=True):
-    """How often something happened to a queue's jobs, a second."""
+    """How often something happened to a queue's jobs, per second."""
 
     enqueued: float
     completed: float
@@ -38,11 +38,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """One look."""
 
     at: datetime
-    stream_sequence: int  #: of the newest event that was seen
+    stream_sequence: int  #: that of the newest event that was seen
     events_per_s: float | None  #: since the look before; None at the first
     queues: list[QueueActivity]
     paused: dict[str, QueueState]  #: the queues that are paused
-    diagnoses: list[Diagnosis]  #: what hurts, the worst first; looked for each 5 s at the most
+    diagnoses: list[Diagnosis]  #: what hurts, the worst first; looked for at most every 5 s
     workers: list[WorkerInfo]
 
 

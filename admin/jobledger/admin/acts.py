@@ -26,7 +26,7 @@ class AttemptRun(NamedTuple):
 
     job: Job
     history: list[StoredEvent]
-    new: list[StoredEvent]  #: the end of it, stored since the attempt was asked for
+    new: list[StoredEvent]  #: its last events, stored since the attempt was asked for
 
 
 class Explanation(NamedTuple):
@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
     job: Job
     why: Why
     facts: Facts  #: what surrounds the job, with the time of the answer
-    #: The events that say so; the one that carried the job over where an archive holds them.
+    #: The events that say so; if an archive holds them, the event that carried the job over.
     proof: list[StoredEvent]
 
 
@@ -46,7 +46,7 @@ async def run(
 
     Raises: as `find_job` and `workers.single.run_one`.
     """
-    # Imported here: nothing else that a person does needs what runs attempts.
+    # Imported here: no other act needs the code that runs attempts.
     from jobledger.workers.single import run_one  # noqa: PLC0415
 
     handle = await find_job(rows, job_id, queue)
@@ -71,8 +71,8 @@ async def why(
 ) -> Explanation:
     """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
 
-    `narrowed`: removes the parts of a job and its facts that the asker may not see. `opens`: the asker may see payloads,
-    and so the words of a job that has an owner.
+    `narrowed`: removes the parts of a job and its facts that the asker may not see. `opens`: the asker may see
+    payloads, and therefore texts of jobs that have an owner.
 
     Raises: as `find_job`; UnreachableError; for a past moment as `AsOf.moment` and `events_until`.
     """

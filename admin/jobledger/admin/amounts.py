@@ -58,7 +58,7 @@ def size(count: float) -> str:
 
 
 def read_size(text: str) -> int | None:
-    """Return the number of bytes that a text such as `8GiB`, `1.5 MiB` or `65536` means; None where it means none."""
+    """Return the number of bytes that a text such as `8GiB`, `1.5 MiB` or `65536` means; None for any other."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         return None

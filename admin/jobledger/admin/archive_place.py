@@ -1,7 +1,7 @@
 """The folder of an archive, as a keeper finds it: whether it is the one that belongs to the ledger.
 
-A disk that is not mounted leaves an empty folder behind. A keeper that took it for a new archive would fill the disk below,
-so the folder holds a mark, and where an archive was begun it must be there. Source: ADR 062.
+A disk that is not mounted leaves an empty folder behind. A keeper that took it for a new archive would fill the disk
+below, so the folder of an archive holds a mark, which is required once an archive was begun. Source: ADR 062.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """What the mark of an archive says."""
 
     environment: str
-    ledger_made_at: datetime | None  #: by the server's clock; None where it does not tell
+    ledger_made_at: datetime | None  #: by the server's clock; None if the server does not tell
 
 
 def require_place(
@@ -80,7 +80,7 @@ def _mark_of(names: Names, head: Head) -> Mark:
 
 
 def _holds(folder: Path, names: Names, manifest_sha256: str) -> bool:
-    """Return whether an archive has the export of this manifest; not where it is not there or cannot be read."""
+    """Return whether an archive has the export of this manifest; False if it is absent or cannot be read."""
     found = None
     with contextlib.suppress(LedgerError):
         found = exports_in(folder, names).get(manifest_sha256)

@@ -1,6 +1,6 @@
 """Back-ups of an environment: a snapshot of each stream in a folder of its own, `backup.json` last.
 
-Which streams are taken before the ledger, and which after it, makes what is brought back agree with the ledger; see
+Some streams are taken before the ledger, some after it, so that the restored ones agree with the ledger; see
 `docs/adr/061-back-up-by-snapshots.md`. How a back-up is brought back is in `restore`.
 """
 
@@ -40,7 +40,7 @@ from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.snapshots import write_snapshot
 from jobledger.ledger.nats.streams import find_stream
 
-FORM: Final = 1  #: of `backup.json`; another meaning of a field makes another one
+FORM: Final = 1  #: of `backup.json`; it changes when a field changes its meaning
 BACKUP_FILE: Final = "backup.json"
 _BYTES_MAX: Final = 16 << 20
 _BLOCK_BYTES: Final = 1 << 20
@@ -55,14 +55,14 @@ class StreamFile(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     file: str  #: its name in the folder of the back-up
     bytes: int
-    sha256: str  #: hex; of the file
+    sha256: str  #: of the file, in hex
     messages: int
     config: dict[str, Any]  #: the stream's settings, as the server told them
-    state: dict[str, Any]  #: what it held at least, as the server told it
+    state: dict[str, Any]  #: the least that it held, as the server told it
 
 
 class ConsumerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A durable consumer, and how far what it handed out was settled before the back-up began."""
+    """A durable consumer, and up to where its deliveries were settled before the back-up began."""
 
     stream: str
     settled: int  #: stream sequence
@@ -94,8 +94,8 @@ class TakenBackup(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     backup: Backup
-    unfinished: tuple[str, ...]  #: earlier ones that were not finished, and are removed
-    removed: tuple[str, ...]  #: the oldest finished ones, removed since more than `keep` were there
+    unfinished: tuple[str, ...]  #: earlier back-ups that were not finished, and are removed
+    removed: tuple[str, ...]  #: the oldest finished back-ups, removed since there were more than `keep`
 
 
 async def back_up(
@@ -107,8 +107,8 @@ async def back_up(
 ) -> TakenBackup:
     """Write a back-up of an environment into `folder`, in a folder named after the time; work goes on meanwhile.
 
-    What an interrupted run left is removed first; where more than `keep` finished ones of this environment are then there,
-    the oldest go. A link is never removed, nor what was just written.
+    Files of interrupted runs are removed first; of more than `keep` finished back-ups of this environment the oldest
+    are removed. Links and the back-up that was just written are never removed.
 
     Raises: RefusedError where another run writes into the folder; LedgerError, UnreachableError, OSError.
     """
@@ -217,12 +217,13 @@ async def _written(
 def _order(names: Names) -> Sequence[str]:
     """Return the streams of a back-up in the order in which they are taken: never the leases, the floors of lanes nor the keys of owners.
 
-    Those that follow from the ledger go first: a timer that is not there any more then has its event in the ledger, and
-    one that is not there yet is set again, since the consumers begin where they were before all snapshots. Stores of
-    values come after the ledger, since each value is stored before the event that names it.
+    Those that follow from the ledger go first: a timer that has left its stream by then has its event in the ledger,
+    and one that is not in it yet is set again, since the consumers begin where they were before all snapshots. Stores
+    of values come after the ledger, since each value is stored before the event that names it.
     """
     before = (names.timers_stream, names.advisories_stream, names.dlq_stream)
-    # Keys of owners have files of their own: else a destroyed key would be in every older back-up, beside what it seals.
+    # Keys of owners have files of their own: else a destroyed key would be in every older back-up, beside the values
+    # that it seals.
     buckets = (names.workers_bucket, names.lanes_bucket, names.keys_bucket)
     left_out = (*before, names.ledger_stream, *(f"KV_{each}" for each in buckets))
     return (*before, names.ledger_stream, *(each for each in names.streams if each not in left_out))
@@ -254,7 +255,7 @@ class _HashedFile:
 
 
 async def _file_of(ledger: Ledger, place: Path, stream: str) -> StreamFile:
-    """Write the snapshot of a stream, on the disk before it has its name."""
+    """Write the snapshot of a stream; the file gets its name once it is on the disk."""
     path = place / f"{stream}.snapshot"
     draft = place / f".{path.name}"
     with open_to_write(draft, "xb") as file:
@@ -274,7 +275,7 @@ async def _file_of(ledger: Ledger, place: Path, stream: str) -> StreamFile:
     )
 
 
-# What is read of a back-up.
+# Reading a back-up.
 
 
 class BackupDamagedError(CorruptLedgerError):
@@ -330,7 +331,7 @@ def read_backup(folder: Path) -> Backup:
 
 
 def check_files(folder: Path, backup: Backup) -> None:
-    """Prove that each file of a back-up is what was written. Raises: BackupDamagedError, OSError."""
+    """Prove that each file of a back-up is as it was written. Raises: BackupDamagedError, OSError."""
     for each in backup.streams:
         digest, path = hashlib.sha256(), folder / each.file
         try:

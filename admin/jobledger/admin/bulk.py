@@ -56,7 +56,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one job."""
+    """The outcome for one job."""
 
     chosen: ChosenJob
     result: Result  #: refused: its state does not allow it; invalid: it cannot be done as it was asked for

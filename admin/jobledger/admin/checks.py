@@ -120,7 +120,7 @@ def _fullness(name: str, info: StreamInfo) -> Check:
 
 
 async def check_consumers(inbox: Inbox, stream: str) -> list[Check]:
-    """Look at the queues: what waits, what is out, a line each; the busiest dozen, the rest as a number."""
+    """Look at the queues: how many jobs wait and are delivered, a line each; the busiest dozen, then a number."""
     listed = await list_consumers(inbox, stream)
     work = [each for each in listed if each.name.startswith("work_")]
     if not work:
@@ -190,7 +190,7 @@ def clock_apart(check: str, apart_s: float) -> Check:
 
 
 def check_disk(directory: Path) -> Check | None:
-    """Look at the free space where the embedded server keeps its store; None when that is not here."""
+    """Look at the free space where the embedded server keeps its store; None if that is not on this machine."""
     if not (directory / "jetstream").is_dir():
         return None
     usage = shutil.disk_usage(directory)

@@ -17,13 +17,13 @@ from jobledger.projections import JobFilter, SaidFilter, Store, parse_search
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs somebody means; nothing is looked up yet."""
 
-    ids: tuple[str, ...] = ()  #: or prefixes
+    ids: tuple[str, ...] = ()  #: ids or their prefixes
     queue: str | None = None
     task: str | None = None
     since: datetime | None = None
     older_than: timedelta | None = None
     said: SaidFilter = SaidFilter()  #: tenant and other fields that their enqueuers set
-    search: str = ""  #: what they fit besides, as people type it
+    search: str = ""  #: a search that they fit as well, as people type it
     everything: bool = False
 
     @property
@@ -46,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 class JobChoice(Choice, frozen=True, kw_only=True):
     """The jobs that somebody means; its times are compared with those at which they were enqueued."""
 
-    states: tuple[str, ...] = ()  #: any of these; none: all that the act is for
+    states: tuple[str, ...] = ()  #: any of these; none: all states that the act is for
 
     def filter(self, now: datetime, states: tuple[str, ...]) -> JobFilter:
         """Return the condition for the projection; `states`: those that the act is for.

@@ -24,7 +24,7 @@ class DeadLetterChoice(Choice, frozen=True, kw_only=True):
     """The dead letters that somebody means; its times are compared with those of their deaths."""
 
     reason: str | None = None
-    fingerprint: str | None = None  #: or a prefix
+    fingerprint: str | None = None  #: a whole one or a prefix
 
     def filter(self, now: datetime) -> DeadLetterFilter:
         """Return the condition for the projection. Raises: ProjectionConfigError."""

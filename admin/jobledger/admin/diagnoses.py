@@ -103,7 +103,7 @@ _LATE_S: Final = 1.5
 _COPIES_S: Final = 1.0
 #: How many streams a sentence names; it only counts the others.
 _STREAMS_NAMED: Final = 3
-#: How the names of durable consumers begin that may be behind, and are not reactors.
+#: Beginnings of names of durable consumers that may be behind and are no reactors.
 _NO_REACTORS: Final = ("work_", RECONCILER_CONSUMER_PREFIX, SUBSCRIPTION_CONSUMER_PREFIX)
 #: How long a diagnosis names a job whose derived id was taken.
 _MOVED_SHOWN: Final = timedelta(days=1)
@@ -130,7 +130,7 @@ class Noun(msgspec.Struct, frozen=True):
     """A word of a diagnosis that names something one can open."""
 
     kind: NounKind
-    name: str  #: of `jobs` a search, of a `job` queue/id, of a `cause` its fingerprint
+    name: str  #: for `jobs` a search, for a `job` queue/id, for a `cause` its fingerprint
     text: str = ""  #: its words in `object` or `found`; "": the name
 
 
@@ -194,8 +194,8 @@ class Facts(NamedTuple):
     paused: dict[str, QueueState]  #: queues that are paused now
     webhooks: list[WebhookInfo]
     firing: list[WatchInfo]  #: watches whose figure is beyond its bound
-    room: Room | None  #: None: the ledger may take all that there is, or nobody asked
-    copies: list[StreamCopies | StreamAway]  #: of each stream; none where the server is alone
+    room: Room | None  #: None: the ledger has no limit of size, or nobody asked
+    copies: list[StreamCopies | StreamAway]  #: copies of each stream; none if there is a single server
     late: list[
         tuple[str, datetime, int]
     ]  #: reactors that are late, since when, and how many events wait for them
@@ -232,7 +232,7 @@ async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> 
     now = ledger.clock.now()
     copies = await list_copies(ledger, limit_s=_COPIES_S) if ledger.connection.is_clustered else []
     away = {each.stream for each in copies if isinstance(each, StreamAway)}
-    if away & {ledger.names.ledger_stream, f"KV_{ledger.names.workers_bucket}"}:  # nothing else can be told
+    if away & {ledger.names.ledger_stream, f"KV_{ledger.names.workers_bucket}"}:  # nothing else is known then
         return list(_copies(copies, now))
     return _judged(await _facts(ledger, view, queues, copies, now), _PARTS)
 
@@ -880,7 +880,7 @@ _PARTS: Final[tuple[Part, ...]] = (
 )
 
 
-#: The parts that need rows alone.
+#: The parts that need only rows.
 _OF_ROWS: Final = frozenset((_pauses, _limits, _closed, _stuck, _for_person, _dead_letters, _failing))
 
 
@@ -902,7 +902,7 @@ def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:
 
 
 def words_of(each: Diagnosis, lasts: Callable[[datetime], str]) -> str:
-    """Return what was found, and how long it has been so; `lasts` tells that of the time when it began."""
+    """Return what was found, and how long it has been so; `lasts` says that, given when it began."""
     is_told = each.since is None or "since" in each.found
     return each.found if is_told or each.since is None else f"{each.found} ({lasts(each.since)})"
 

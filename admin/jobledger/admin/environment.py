@@ -17,12 +17,12 @@ class ReadyEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     url: str  #: without a password
     environment: str  #: "" for the one without a name
     ledger_bytes_max: int  #: of the ledger as it is
-    last_sequence: int  #: of its events; 0 before the first
-    replicas: int  #: copies of it; 1 on a server alone
+    last_sequence: int  #: that of its newest event; 0 before the first
+    replicas: int  #: copies of the ledger; 1 on a single server
 
 
 async def prepare(ledger: Ledger) -> ReadyEnvironment:
-    """Make the buckets that processes make later, where they are missing; `connect` made the ledger and the others.
+    """Make missing buckets that else processes make later; `connect` made the ledger and the others.
 
     Leave out the buckets for tables of runs and bodies of webhooks: large, and never needed by many environments.
 

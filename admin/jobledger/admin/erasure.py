@@ -37,9 +37,9 @@ from jobledger.ledger.named_values import change
 from jobledger.ledger.nats.owner_keys import CACHE_S, KeyEntry, OwnerKeys
 from jobledger.projections import Store
 
-#: What the jobs that are ended for an erasure say of why.
+#: The reason that is recorded in jobs ended for an erasure.
 REASON: Final = "erased"
-#: How long after the destruction nobody can use the key any more: caches, and then appends that are under way.
+#: Time after the destruction until nobody can use the key: caches expire, then appends under way end.
 SETTLE_S: Final = CACHE_S + 30.0
 _SETTLE: Final = timedelta(seconds=SETTLE_S)
 _LIVING: Final = tuple(state.value for state in OPEN_STATES)
@@ -55,15 +55,15 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     state: Literal["planned", "erasing", "erased"]
     key: str  #: the key that is or will be destroyed
-    jobs: int  #: of the owner, sealed under that key, that the ledger has
-    living: int  #: of these, the ones that have not ended; most of them were asked to
-    dead_letters: int  #: of these, the ones that wait for a person
-    schedules: int  #: that make jobs under that key; they are removed
-    cancelled: int  #: of these, the ones that were cancelled or discarded for it; 0 until it is done
+    jobs: int  #: the owner's jobs in the ledger that are sealed under that key
+    living: int  #: how many of these jobs have not ended; most were asked to end
+    dead_letters: int  #: how many of these jobs wait for a person
+    schedules: int  #: schedules that make jobs under that key; they are removed
+    cancelled: int  #: how many of the jobs were cancelled or discarded for the erasure; 0 until it is done
     destroyed_at: Moment | None  #: when the key was destroyed; None: it is not yet
-    next_at: Moment | None  #: when the same request goes on; None: it is done, or only planned
-    #: Master keys that wrapped the key: an old copy of it opens with one of these. None is named where the bucket of keys
-    #: lost the key before it was destroyed, so that nobody knows.
+    next_at: Moment | None  #: when the same request can go on; None: it is done, or only planned
+    #: Master keys that wrapped the key: an old copy of it opens with one of these. Empty if the bucket of keys lost the
+    #: key before it was destroyed: then nobody knows.
     masters: tuple[str, ...]
     request: str
     reason: str
@@ -74,7 +74,7 @@ class ErasureWish(NamedTuple):
     """What somebody asks for."""
 
     owner: str
-    begin: BeginErasing  #: with any number: which key it is, the bucket says
+    begin: BeginErasing  #: its number does not count: the bucket tells which key it is
     by: str
 
 
@@ -86,7 +86,7 @@ class _Counts(NamedTuple):
 
 
 def keys_of(ledger: Ledger) -> OwnerKeys:
-    """Return the keys of the ledger's own. Raises: RefusedError where an application has them."""
+    """Return the ledger's own keys. Raises: RefusedError if an application has the keys."""
     if not isinstance(ledger.keys, OwnerKeys):
         raise RefusedError("the keys of owners are not in this ledger: destroy them where sealing= has them")
     return ledger.keys
@@ -126,11 +126,11 @@ async def erase(ledger: Ledger, rows: Rows, wish: ErasureWish) -> Erasure:
 
 
 async def _go_on(ledger: Ledger, rows: Rows, owner: str, state: OwnerState, *, by: str) -> OwnerState:
-    """Do of an erasure what can be done now; return the owner's state after that."""
+    """Do that part of an erasure that can be done now; return the owner's state after that."""
     keys, key, erasing = keys_of(ledger), f"{owner}/{state.number}", state.erasing
     assert erasing is not None, "it is not done"
     await keys.close(owner, state.number)
-    await _end_jobs(rows, key, by)  # each time: a process with an older entry in memory may have added some
+    await _end_jobs(rows, key, by)  # each time: a process with an older entry in memory may have added jobs
     now, entry = ledger.clock.now(), await _entry(keys, owner, state)
     if entry.number == state.number and not (entry.wrapped and now < erasing.destroys_at):
         await keys.destroy(owner, state.number, now)
@@ -165,7 +165,7 @@ async def _state(ledger: Ledger, owner: str) -> OwnerState | None:
 
 
 async def _entry(keys: OwnerKeys, owner: str, state: OwnerState | None) -> KeyEntry:
-    """Return an owner's entry; where the bucket lost it, as far as the owner's chain tells. Raises: OwnerNotFoundError."""
+    """Return an owner's entry; if the bucket lost it, one made from the owner's chain. Raises: OwnerNotFoundError."""
     if (found := await keys.entry(owner)) is not None:
         return found.entry
     match None if state is None else state.event:
@@ -208,7 +208,7 @@ def _chosen(store: Store, key: str, states: tuple[str, ...]) -> list[ChosenJob]:
 async def _end_jobs(rows: Rows, key: str, by: str) -> None:
     """Remove the schedules whose jobs are sealed under a key, cancel these jobs, and discard its dead letters.
 
-    Who may erase may have these ended, whatever else they may. A job that another one ended meanwhile is passed over.
+    The right to erase suffices for this. A job that another one ended meanwhile is passed over.
     """
     counts = await _counts(rows, key)
     with acting_for(None):
@@ -235,7 +235,7 @@ async def _cancelled(ledger: Ledger, key: str) -> int:
 
 def _shown(owner: str, state: OwnerState, entry: KeyEntry, counts: _Counts) -> Erasure:
     erasing, done = state.erasing, state.event if isinstance(state.event, OwnerErased) else None
-    is_own = entry.number == state.number  # not of a key that was made later
+    is_own = entry.number == state.number  # the entry may be of a key that was made later
     destroyed_at = done.destroyed_at if done is not None else entry.erased_at if is_own else None
     next_at = None
     if erasing is not None:

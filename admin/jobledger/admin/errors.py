@@ -26,12 +26,12 @@ from jobledger.ledger.model.errors import InvalidError, NotFoundError, RefusedEr
 class MissingEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Events that lie before the first one that was read."""
 
-    first_sequence: int  #: the first one that was read
+    first_sequence: int  #: that of the first event that was read
     is_archived: bool  #: an `archived` event says that the rest was moved; without one it is lost
     is_named: bool  #: part of the archive was named, and not all of it
 
     def sentence(self, way: str) -> str:
-        """Say what the answer lacks; `way` is what reads the archive too, as a command in backticks."""
+        """Say what the answer lacks; `way`: the command that reads the archive too, in backticks."""
         begin = f"stream sequence {self.first_sequence}"
         if self.is_named:
             return f"the archive that was named begins at {begin}: name the exports before it as well, the oldest first"
@@ -89,7 +89,7 @@ class TableTooLargeError(RefusedError):
     """A table is too large for its first rows to be read in memory."""
 
     def __init__(self, run: str, step: str, what: str, limit_bytes: int) -> None:
-        """`what` of the table has more than these bytes: its file, a row group, a row."""
+        """`what`: the part of the table that has more bytes than that: its file, a row group or a row."""
         self.run = run
         self.step = step
         self.limit_bytes = limit_bytes

@@ -23,7 +23,7 @@ class GraphInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     graph: str  #: its name
     version: int
-    nodes: int  #: how many it has; 0: it was removed
+    nodes: int  #: how many nodes it has; 0: it was removed
     takes: tuple[str, ...]  #: JSON pointers into a run's input whose values it takes
     removed: bool
     changed_at: Moment  #: when its newest event was appended
@@ -65,7 +65,7 @@ def require_of_nodes(
 ) -> GraphSpec:
     """Return the nodes of a stored graph for a principal that has the permission for each of them.
 
-    Raises: GraphNotFoundError also for who may not see one of them; AccessDeniedError.
+    Raises: GraphNotFoundError also if the principal may not see one of them; AccessDeniedError.
     """
     missing = GraphNotFoundError(name)
     if graph.spec is None:
@@ -87,8 +87,7 @@ async def require_replaceable(ledger: Ledger, principal: Principal, name: str) -
 async def show_graph(ledger: Ledger, name: str, *, version: int = 0) -> ShownGraph:
     """Return a stored graph, in its newest version (0) or in an older one, and its newest events.
 
-    Raises: GraphNotFoundError where nothing was ever said of it, or not of that version; InvalidTokenError,
-        UnreachableError.
+    Raises: GraphNotFoundError for a graph or a version that was never stored; InvalidTokenError, UnreachableError.
     """
     check_token("graph name", name)
     missing = GraphNotFoundError(name)

@@ -110,13 +110,13 @@ def _unstarted(now: datetime, path: Path) -> int:
     return int(count)
 
 
-#: Gives the rows of a ledger that was connected to.
+#: Gives the rows of a connected ledger.
 RowsOf = Callable[[Ledger], Rows]
 
-#: Given the projection of the ledger that is there now, returns a sentence on one that was there before, or None.
+#: Given the projection of the ledger that is there now, returns a sentence on an earlier ledger there, or None.
 FormerLedger = Callable[[Path | None], str | None]
 
-#: Unread events that cost the next list seconds.
+#: So many unread events delay the next list by seconds.
 LAG_WARN_EVENTS: Final = 100_000
 #: A ledger that nobody makes room in, and that is full sooner than this, is a failure.
 _FULL_FAIL: Final = timedelta(days=1)

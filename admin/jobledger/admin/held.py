@@ -20,7 +20,7 @@ from jobledger.ledger.model.limits.rates import moment_of, nanoseconds
 if TYPE_CHECKING:
     from jobledger.ledger.model.limits.grants import Granter
 
-HOLDERS_MAX: Final = 20  #: that are named of each limit
+HOLDERS_MAX: Final = 20  #: the most holders that are named of each limit
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,21 +29,21 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     job: str
     held: int  #: stream sequence of its `held`
-    limits: tuple[str, ...]  #: all that it names
+    limits: tuple[str, ...]  #: all limits that it names
 
 
 class LimitNow(msgspec.Struct, frozen=True, kw_only=True):
     """A limit or one key of it, with those that wait for it in the order of their `held`."""
 
     state: LimitState
-    waits: tuple[Waits, ...]  #: the oldest
+    waits: tuple[Waits, ...]  #: those that have waited longest
     keys: tuple[LimitState, ...] = ()  #: of a name without a key: its keys in use, those with most jobs first
 
 
 @contextlib.asynccontextmanager
 async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
-    """Give who waits and who holds slots for the length of a block; see `workers.reactors.flow.view`."""
-    # Imported here: most of what a person does needs nothing of workers.
+    """Give waiting jobs and holders of slots for the length of a block; see `workers.reactors.flow.view`."""
+    # Imported here: most acts need nothing of workers.
     from jobledger.workers.reactors.flow.view import present as looked  # noqa: PLC0415
 
     async with looked(ledger) as granter:

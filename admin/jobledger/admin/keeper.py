@@ -48,24 +48,24 @@ from jobledger.projections import ProjectionError, counting
 logger = logging.getLogger("jobledger.keeper")
 
 NO_PLACE: Final = "no place is set: say where the archive is to be with `jobledger retention set --to DIR`"
-BY: Final = "keeper"  #: what events say of who moved the others
+BY: Final = "keeper"  #: the author of events that record a move
 _RENEWALS_PER_LEASE: Final = 3
 _FAREWELL_S: Final = 2.0
 _TROUBLE_MAX: Final = 500
 _PAUSE_S_MIN: Final = 0.2
 _AGAIN_S: Final = 60.0
-#: Between two looks the setting and the ledger's size are read as often: a ledger that was idle may fill suddenly.
+#: Between two looks the setting and the ledger's size are read at this interval: an idle ledger may fill suddenly.
 _GLANCE_S: Final = 10.0
 #: A run that takes longer is ended, since its process may be frozen; the next one goes on where it was.
 _RUN_S_MAX: Final = 4 * 3600.0
 _PLACE_S: Final = 30.0  #: how long the folder of the archive may take to be looked at
-_RUNS_MAX: Final = 20  #: one after the other, before the next pause
-#: How often large values are looked at, which reads the whole ledger; and how soon again where that did not go well.
+_RUNS_MAX: Final = 20  #: runs one after the other before the next pause
+#: How often large values are looked at, which reads the whole ledger; and how soon again after a failure.
 _CLEAR_EVERY_S: Final = 6 * 3600.0
 _CLEAR_AGAIN_S: Final = 3600.0
 #: How long such a look may take: no events are moved meanwhile.
 _CLEAR_S_MAX: Final = 900.0
-#: By age events are moved when the oldest is this much older than it may be: not a few each few minutes.
+#: Events are moved for their age once the oldest is this much too old: not a few events every few minutes.
 _LATE_SHARE: Final = 0.05
 
 
@@ -94,7 +94,7 @@ async def _is_due(ledger: Ledger, terms: Retention) -> bool:
 
 
 def _wanted(head: Head, terms: Retention) -> int:
-    """Return how many bytes should go because the ledger is fuller than it should be."""
+    """Return how many bytes should be moved because the ledger is fuller than it should be."""
     if head.bytes_max is None or head.stored_bytes <= terms.start * head.bytes_max:
         return 0
     return round(head.stored_bytes - terms.aim * head.bytes_max)
@@ -113,11 +113,11 @@ def _ago(ledger: Ledger, seconds: float) -> datetime:
 
 
 async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool = False) -> MoveOutcome:
-    """Move what should go and may go, a slice of it: see `slices`. Nothing is lost, whatever ends this.
+    """Move a slice of the events that should be and may be moved: see `slices`. Nothing is lost, whatever ends this.
 
     `projection`: whose counters are recorded. `makes`: the folder is made where it is missing.
     """
-    if not terms.to:  # taken away after somebody saw it
+    if not terms.to:  # the place was removed after somebody saw it
         return MoveOutcome(trouble=NO_PLACE)
     if not await _is_due(ledger, terms):
         return MoveOutcome(first_sequence=(await ledger.log.head()).first_sequence)
@@ -135,13 +135,13 @@ async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: boo
 
 
 async def move_once(ledger: Ledger, projection: Path, default_to: str = "") -> MoveOutcome:
-    """Move what the setting says; into `default_to` where it names no place, made if missing. Raises: UnreachableError."""
+    """Move events by the setting; to `default_to` (made if missing) if it names no place. Raises: UnreachableError."""
     terms = await retention_of(ledger, default_to)
     return await move(ledger, projection, terms, makes=terms.to == default_to)
 
 
 async def clear_once(ledger: Ledger, default_to: str = "") -> MoveOutcome:
-    """Delete what no event names any more of the large values; see `clear_values`. `default_to`: as in `move_once`.
+    """Delete large values that no event names any more; see `clear_values`. `default_to`: as in `move_once`.
 
     Raises: UnreachableError, where the setting cannot be read.
     """
@@ -188,7 +188,7 @@ async def _move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bo
 
 
 async def _slice(ledger: Ledger, head: Head, last: int, terms: Retention) -> Slice:
-    """Return how far to go: as far as the ledger is too full, and to the end of what is too old."""
+    """Return how far to go: until the ledger is not too full, and all that is too old is moved."""
     by_size = Slice(0, 0, 0)
     if wanted := _wanted(head, terms):
         by_size = await find_slice(ledger.log, head, last, wanted=wanted)
@@ -224,10 +224,10 @@ async def _too_full(  # noqa: PLR0917 - all that may be the reason
 
 
 def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float:
-    """Return after how long to look again, where `events` came in the last `seconds`.
+    """Return the pause before the next look, given that `events` came in the last `seconds`.
 
-    That is as often as is set, but before half of what is left up to `start` is taken; a minute where that is passed already:
-    what could not be moved then may be moved soon.
+    It is the one that is set, but ends before half of the room left up to `start` is taken. Beyond `start` it is a
+    minute at most: events that could not be moved may be movable soon.
     """
     held = head.last_sequence - head.first_sequence + 1
     if head.bytes_max is None or not events or held <= 0:
@@ -257,17 +257,17 @@ class Keeper:
         self._work = work
         self._clear = clear
         self._clear_at = 0.0  # by the monotonic clock
-        self._cleared = MoveOutcome()  # by the last look at large values
+        self._cleared = MoveOutcome()  # outcome of the last look at large values
         self._default_to = default_to
         self._started_at = ledger.clock.now()
         self._archive = default_to
-        self._moved = MoveOutcome()  # by the last look
+        self._moved = MoveOutcome()  # outcome of the last look
         self._away = ""  # why the folder of the archive cannot be used; "": it can
-        self._trouble = ""  # what is told of these
+        self._trouble = ""  # the trouble that was last told of these
         self._looked_at = self._started_at
         self._place_up: bool | None = None
         self._is_looking = False  # a thread looks at the folder of the archive
-        self._place_looks = anyio.CapacityLimiter(1)  # so that no other work's threads are waited for
+        self._place_looks = anyio.CapacityLimiter(1)  # own threads, so that no other work delays a look
         self._revision = 0
 
     async def run(self) -> None:
@@ -366,7 +366,7 @@ class Keeper:
         monotonic = self._ledger.clock.monotonic
         if self._clear is None or self._away or monotonic() < self._clear_at:
             return
-        self._clear_at = monotonic() + _CLEAR_AGAIN_S  # also where the look ends the keeper
+        self._clear_at = monotonic() + _CLEAR_AGAIN_S  # set before the look, which may end the keeper
         try:
             async with asyncio.timeout(_CLEAR_S_MAX):
                 cleared = await self._clear()

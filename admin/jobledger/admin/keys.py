@@ -32,7 +32,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """What the holder of a key may do, and to which jobs."""
 
     role: Role | None = None  #: a name for a set of permissions
-    permissions: tuple[Permission, ...] = ()  #: beside the role's
+    permissions: tuple[Permission, ...] = ()  #: permissions beside the role's
     queues: tuple[str, ...] = ()  #: patterns of queues' names; none: every queue
     tasks: tuple[str, ...] = ()  #: patterns of tasks' names; none: every task
 
@@ -51,8 +51,8 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
     expires_at: Moment | None
     grace_until: Moment | None  #: until when the secret before the last rotation is good
-    last_used_at: Moment | None  #: within a minute; none: no gateway saw it
-    last_used_from: str  #: the address
+    last_used_at: Moment | None  #: exact to a minute; none: no gateway saw it
+    last_used_from: str  #: the address of that use
     changed_at: Moment  #: when its newest event was appended
     changed_by: str
     reason: str  #: why, as that person said
@@ -66,7 +66,7 @@ class ShownKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that was made, or has another secret. `secret` is nowhere else: who asked for it keeps it."""
+    """A key that was made, or has another secret. `secret` is stored nowhere: the caller has to keep it."""
 
     info: KeyInfo
     secret: str  #: the whole text, `jl_<id>_<secret>`
@@ -232,7 +232,7 @@ def _info(key: Key, ledger: Ledger, use: KeyUse | None = None) -> KeyInfo:
 
 
 def in_order(permissions: Collection[Permission]) -> tuple[Permission, ...]:
-    """Return permissions in the order in which they are always told."""
+    """Return permissions in the order in which they are always listed."""
     return tuple(each for each in PERMISSIONS if each in permissions)
 
 

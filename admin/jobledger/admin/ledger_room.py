@@ -16,7 +16,7 @@ from jobledger.projections import moment_of
 
 #: Above this part of its room a person should see to a ledger.
 FULL_WARN: Final = 0.8
-#: Below this share of its room nobody forecasts when a ledger will be full.
+#: Below this share of its room no forecast says when a ledger will be full.
 _FORECAST_FROM: Final = 0.1
 _FORECAST_WARN: Final = timedelta(days=7)
 _FORECAST_OVER: Final = timedelta(hours=24)
@@ -33,8 +33,7 @@ class Room(NamedTuple):
         timedelta | None
     )  #: time until it is full, by the growth of the last day; None: not known, or no growth
     is_short: bool  #: it is nearly full, or will be soon
-    #: Estimate, by event sizes and the growth of the last day, of the time since which it is short; None: it is not
-    #: short.
+    #: Estimated time since which it is short, by event sizes and the growth of the last day; None: it is not short.
     short_since: datetime | None
 
 

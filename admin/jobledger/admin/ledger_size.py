@@ -1,4 +1,4 @@
-"""How many bytes a ledger may hold, and the change of that: the way out where it is full."""
+"""How many bytes a ledger may hold, and the change of that number: the way out if the ledger is full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobledger.ledger.config import LEDGER_BYTES_MIN
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
 from jobledger.ledger.nats.streams import give_bytes
 
-_BYTES_END: Final = 1 << 63  #: what the server counts in
+_BYTES_END: Final = 1 << 63  #: the server counts in signed 64-bit numbers
 
 
 class LedgerSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class LedgerSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resize_ledger(ledger: Ledger, bytes_max: int) -> LedgerSize:
-    """Let a ledger hold up to `bytes_max` bytes, while workers and clients go on; no event goes.
+    """Let a ledger hold up to `bytes_max` bytes, while workers and clients go on; no event is removed.
 
     Raises: InvalidInputError for a size that no ledger may have; RefusedError below what it holds; LedgerFullError where the server
     has no room for as many; UnreachableError.

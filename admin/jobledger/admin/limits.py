@@ -148,7 +148,7 @@ def _source(limit: Definition | None, key: str) -> Source | None:
 async def show_limit(ledger: Ledger, limit: str) -> ShownLimit:
     """Return a limit, or one key of it, as its chain says now.
 
-    Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError where nothing was ever said of it, UnreachableError.
+    Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError for one that was never set, UnreachableError.
     """
     name, key = _named(limit)
     missing = LimitNotFoundError(name)

@@ -27,7 +27,7 @@ from jobledger.projections import ActFilter, EventGapError, Projector, Store
 from jobledger.projections.tables.acts import ActGroup
 
 _ACTS_MAX: Final = 100_000  #: the most acts that are searched for groups
-_CHAINS_AT_ONCE: Final = 48  # of some ten events each
+_CHAINS_AT_ONCE: Final = 48  # chains of some ten events each, read at once
 
 
 class Chains(NamedTuple):
@@ -48,8 +48,8 @@ class ActList(NamedTuple):
     """The newest actions, and what the list lacks."""
 
     newest: list[ActGroup]
-    shown: int  #: acts in these
-    total: int  #: of all that match
+    shown: int  #: acts in these groups
+    total: int  #: number of all acts that match
     missing: MissingEvents | None  #: None where no earlier action can be missing
     chains: Chains
     own_times: frozenset[

@@ -86,7 +86,7 @@ class _Opener:
         self.missing = 0
 
     async def event(self, key: str, data: bytes) -> Any:
-        """Return an event as JSON has it, with the values in the place of what sealed them, or with why there is none.
+        """Return an event as JSON has it, with sealed values opened, or the reason why there is none.
 
         Raises: KeyUnavailableError, UnreachableError.
         """

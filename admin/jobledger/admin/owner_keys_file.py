@@ -33,10 +33,10 @@ class KeptEntry(msgspec.Struct, frozen=True, kw_only=True):
 class BroughtKeys(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a file of keys."""
 
-    owners: int  #: that the file has
-    brought: int  #: of these, the ones that the ledger had no key of
-    erased: int  #: of these, the ones whose key was destroyed since: it stays so
-    unchanged: int  #: of these, the ones that the ledger has the same entry of
+    owners: int  #: owners in the file
+    brought: int  #: how many of them the ledger had no key of
+    erased: int  #: how many of their keys were destroyed since: they stay so
+    unchanged: int  #: how many of them the ledger has the same entry of
     passed_over: list[str]  #: a sentence on each other owner: the ledger has another entry, which stays
 
 
@@ -74,7 +74,7 @@ async def bring_keys(ledger: Ledger, file: Path) -> BroughtKeys:
     keys, entries = keys_of(ledger), await anyio.to_thread.run_sync(_read, file, ledger.names.environment)
     brought, erased, unchanged, passed_over = 0, 0, 0, list[str]()
     for kept in entries:
-        await asyncio.sleep(0)  # others have their turn, however long the file is
+        await asyncio.sleep(0)  # lets other tasks run, however long the file is
         found = await keys.entry(kept.owner)
         if found is None:
             state: OwnerState | None = (await look(ledger.log, OWNER, kept.owner)).state

@@ -27,7 +27,7 @@ from jobledger.ledger.named_values import change
 from jobledger.ledger.nats.owner_keys import KeyEntry
 from jobledger.projections import Store
 
-#: `0` is what follows `/`: all keys of one owner, or all after those.
+#: `0` is the character after `/`: the bound of the keys of one owner, `<owner>/<number>`.
 _JOBS: Final = "SELECT count(*) FROM jobs WHERE key >= ? AND key < ? AND key <> ''"
 _KEYS: Final = "SELECT DISTINCT key FROM jobs WHERE key >= ? AND key <> '' ORDER BY key LIMIT ?"
 
@@ -39,7 +39,7 @@ class OwnerLine(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: str
     state: OwnerPhase
-    jobs: int  #: that the ledger has
+    jobs: int  #: jobs in the ledger
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +61,10 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     ]  #: each master key that ever wrapped it: an old copy of it opens with one of these
     destroyed_at: Moment | None  #: when the newest key was destroyed
     is_closed: bool  #: no job of the owner begins
-    changed_at: Moment | None  #: when the state was recorded; None: nothing ever was
+    changed_at: Moment | None  #: when the state was recorded; None: never
     changed_by: str
     reason: str
-    sequence: int  #: stream sequence of that; 0: nothing ever was
+    sequence: int  #: stream sequence of that record; 0: there is none
 
 
 async def change_owner(ledger: Ledger, owner: str, command: OwnerCommand, *, by: str) -> OwnerInfo:
@@ -137,7 +137,7 @@ def _words(owner: str, state: OwnerState | None, entry: KeyEntry, ledger: Ledger
 async def list_owners(
     ledger: Ledger, rows: Rows, state: OwnerPhase | None, after: str, limit: int
 ) -> list[OwnerLine]:
-    """Return owners in the order of their keys, those after one; of a state, or all that have jobs or a state.
+    """Return the owners after one, in the order of their keys; of a state, or all that have jobs or a state.
 
     Raises: ProjectionError, UnreachableError, CorruptLedgerError.
     """

@@ -22,7 +22,7 @@ class Right(NamedTuple):
     """One line of the table."""
 
     verb: Verb
-    subject: str  #: as the plain environment has it
+    subject: str  #: as in the environment without a name
     why: str
 
 
@@ -409,7 +409,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
         "Owners",
     ),
 }
-#: Of every role.
+#: The parts of every role.
 COMMON: Final = ("Everybody", "In a cluster")
 #: Roles whose rights can be bound to queues; others see to jobs of every queue, or read the whole ledger.
 BOUND: Final = ("producer", "worker")
@@ -440,7 +440,7 @@ def allowed(
 
     `more`: further parts, each with the queues that it is bound to.
 
-    Raises: KeyError for a role that there is not.
+    Raises: KeyError for an unknown role.
     """
     renamed = _renamed(names)
     found: dict[Verb, set[str]] = {"publish": set(), "subscribe": set()}
@@ -453,7 +453,7 @@ def allowed(
 
 
 def parts_of(parts: Sequence[str], queues: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield what everybody has, these parts, and what they need beside them, each with the queues that it is bound to."""
+    """Yield everybody's parts, these, and those that these need, each with the queues that it is bound to."""
     for part in (*COMMON, *parts):
         yield part, queues
         if part == "Reactors":  # the ledger's own runs are theirs

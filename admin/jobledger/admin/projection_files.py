@@ -11,10 +11,10 @@ from jobledger.admin.rows import file_name, place_name
 from jobledger.ledger.client import Ledger
 from jobledger.projections import Position, ProjectionError, Store
 
-PROJECTIONS: Final = "projections"  #: in the data folder
-READ_MODELS: Final = "read-models"  #: beside them
-_BORN: Final = r"[0-9a-f]{12}(\.v\d+)?"  #: with the schema's number, which names of earlier releases lack
-_FILES_MAX: Final = 100  #: looked into, the newest of a place
+PROJECTIONS: Final = "projections"  #: a folder in the data folder
+READ_MODELS: Final = "read-models"  #: a folder beside that of the projections
+_BORN: Final = r"[0-9a-f]{12}(\.v\d+)?"  #: names of earlier releases lack the schema's number at the end
+_FILES_MAX: Final = 100  #: of a place, the most files that are looked into: the newest ones
 
 
 async def projection_path(ledger: Ledger, data: Callable[[], Path], chosen: Path | None = None) -> Path:
@@ -25,8 +25,8 @@ async def projection_path(ledger: Ledger, data: Callable[[], Path], chosen: Path
 def former_ledger(environment: str, files: Iterable[Path], *, now: Path | None = None) -> str | None:
     """Return a sentence on a ledger that was at a place, and that only a projection still knows; None without one.
 
-    `files`: projections of that place, from `files_of`, or one that a person named. `now`: that of the ledger which is
-    there now, if there is one.
+    `files`: projections of that place, from `files_of`, or one that a person named. `now`: the projection of the ledger
+    that is there now, if any.
     """
     known = [(path, position) for path in files if path != now and (position := _position(path, environment))]
     if not known:

@@ -22,10 +22,10 @@ _RUNNING: Final = "SELECT worker, count(*) FROM jobs WHERE status = 'running' AN
 
 
 class RunningJobs(NamedTuple):
-    """What of a queue still runs."""
+    """The jobs of a queue that still run."""
 
     jobs: int  #: on workers whose leases live
-    workers: int  #: how many these are
+    workers: int  #: how many workers these are
     lost: int  #: jobs whose workers are gone: they are taken over when the queue is resumed
 
     def words(self) -> str:
@@ -35,12 +35,12 @@ class RunningJobs(NamedTuple):
 
 
 def paused_now(store: Store, now: datetime) -> dict[str, QueueState]:
-    """Return the queues that are paused at a moment, and what is known of it."""
+    """Return the queues that are paused at a moment, and their states."""
     return {queue: state for queue, state in read_pauses(store.select).items() if state.is_paused(now)}
 
 
 def fleet_queues(store: Store, *, shown: tuple[str, ...] = ()) -> list[QueueRow]:
-    """Return the rows of all queues without those of the ledger's own, but for those that are to be `shown`."""
+    """Return the rows of all queues, but of the ledger's own queues only those in `shown`."""
     return [row for row in store.queues() if row.queue in shown or row.queue not in INNER_QUEUES]
 
 
@@ -65,9 +65,9 @@ def listed(store: Store, queue: str | None, now: datetime) -> tuple[list[QueueRo
 async def drained(
     rows: Rows, queue: str, *, limit_s: float, on_change: Callable[[RunningJobs], None]
 ) -> RunningJobs:
-    """Wait until no job of a paused queue runs, or the limit is reached; return what still runs.
+    """Wait until no job of a paused queue runs, or the limit is reached; return the jobs that still run.
 
-    `on_change` gets what runs, at first and with each change. Jobs whose workers are gone are not waited for.
+    `on_change` gets the jobs that run, at first and with each change. Jobs whose workers are gone are not waited for.
 
     Raises: ProjectionError, UnreachableError.
     """

@@ -23,7 +23,7 @@ from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.streams import find_stream, give_replicas
 
 _LOOK_S: Final = 0.2
-_LIMIT_S: Final = 6.0  #: beyond what a question to a server takes at most
+_LIMIT_S: Final = 6.0  #: longer than any request to a server takes
 _SECOND_NS: Final = 1_000_000_000
 #: How long a replica may be silent and count as there.
 _AWAY_NS: Final = 10 * _SECOND_NS
@@ -36,7 +36,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     current: bool  #: it has what the leader has, or nearly
     behind: int  #: how many changes it lacks
     away: bool  #: its server does not answer
-    silent_s: float  #: since the leader heard of it, or else became leader
+    silent_s: float  #: time since the leader heard of it, or became leader
 
 
 class StreamCopies(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ async def list_copies(ledger: Ledger, *, limit_s: float = _LIMIT_S) -> list[Stre
     """
     _require_cluster(ledger)
     found = await asyncio.gather(*(_look(ledger, stream, limit_s) for stream in ledger.names.streams))
-    if not ledger.connection.is_connected:  # that says nothing of the streams
+    if not ledger.connection.is_connected:  # our lost connection says nothing of the streams
         raise ServerUnreachableError("there is no connection to a server")
     return [each for each in found if each is not None]
 
@@ -161,7 +161,7 @@ async def _change(ledger: Ledger, stream: str, replicas: int, limit_s: float) ->
     deadline = loop.time() + limit_s
     found: StreamCopies | None = None
     while loop.time() < deadline:
-        with contextlib.suppress(JetStreamDisabledError, UnreachableError):  # it elects a leader
+        with contextlib.suppress(JetStreamDisabledError, UnreachableError):  # the stream elects a leader
             found = copies_of(stream, await give_replicas(ledger.inbox, stream, replicas))
             if found.is_whole:
                 return found

@@ -44,7 +44,7 @@ from jobledger.ledger.nats.snapshots import (
 from jobledger.ledger.nats.streams import ensure_streams, find_stream, specifications
 from jobledger.ledger.server import EmbeddedServer
 
-_ROOM_BYTES: Final = 1 << 30  #: of the scratch server, beyond what the streams may hold
+_ROOM_BYTES: Final = 1 << 30  #: room of the scratch server, beyond that of the streams
 _PAUSE_REASON: Final = "restored from a back-up"
 
 Progress = Callable[[int, int], None]
@@ -55,7 +55,7 @@ class RestoredStream(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     messages: int
-    bytes: int  #: of its file
+    bytes: int  #: the size of its file
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):

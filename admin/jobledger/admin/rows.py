@@ -46,10 +46,10 @@ class Lag(NamedTuple):
 class AnswerPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Which moment an answer is of."""
 
-    sequence: int  #: of the newest event in it; 0 before the first
+    sequence: int  #: that of the newest event in it; 0 before the first
     at: str | None  #: when those rows were written, ISO-8601 text in UTC; None before the first event
-    behind_events: int  #: how many events the ledger had beyond
-    behind_s: float  #: for how long the oldest of these was there; 0 where there is none
+    behind_events: int  #: how many later events the ledger had
+    behind_s: float  #: how long ago the oldest of these was stored; 0: there is none
 
 
 class View(NamedTuple):
@@ -136,7 +136,8 @@ class Rows:
     async def followed(self, *, min_sequence: int = 0, timeout_s: float = 5.0) -> AsyncGenerator[View, None]:
         """Open the rows as the process that follows the ledger left them, for the length of the block; write nothing.
 
-        `min_sequence`: wait, at most `timeout_s`, until they have this event: who wrote it finds it in the rows.
+        `min_sequence`: wait, at most `timeout_s`, until they have this event: so the process that appended it finds it
+        in the rows.
 
         Raises: ProjectionBehindError where they do not have it in time; ProjectionError, UnreachableError.
         """
@@ -153,7 +154,7 @@ async def lag_of(ledger: Ledger, stream_sequence: int) -> Lag:
 
     Raises: UnreachableError.
     """
-    head = await ledger.log.head()  # after the position, so that a sound ledger is never shorter
+    head = await ledger.log.head()  # read after the position, so that a sound ledger is never shorter
     unread = None
     if stream_sequence < head.last_sequence:
         unread = await ledger.log.get(max(stream_sequence + 1, head.first_sequence))

@@ -22,13 +22,13 @@ class SignalReceipt(NamedTuple):
     """A run after it was sent a signal."""
 
     job: Job
-    is_new: bool  #: False: it was sent one of that id before, and nothing was changed
+    is_new: bool  #: False: a signal of that id was sent before, and nothing was changed
     awaits: tuple[str, ...]  #: names of the signals that it waited for before
     refused: str  #: why its wait refused it already, "" where it did not
 
 
 class _Json:
-    """A signal whose type nobody here knows: what it says is JSON text."""
+    """A signal whose type is not known here: its value is JSON text."""
 
     def __init__(self, name: str) -> None:
         self.name = check_token("signal name", name)
@@ -89,7 +89,7 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
     command = ResumeJob(reason=reason)
     job = await would_accept(ledger, ref, command)
     if open_children(job.steps):
-        # Imported here: nothing else that a person does needs what children follow.
+        # Imported here: no other act needs the code that children follow.
         from jobledger.workers.reactors.children.reach import ChildFollower  # noqa: PLC0415
 
         # Before the run itself: if this process dies in between, the run can still be resumed.

@@ -38,7 +38,7 @@ TREE_DEPTH_MAX: Final = 8
 _OPEN_SHOWN: Final = 3  #: `why` names at most this many open children of a step
 
 _CHILD: Final = "queue, id, parent_item, status, worker, due_at, limits"
-#: Dead letters come first, where they have not ended: they wait for a person.
+#: Dead letters come first, if they count as open: they wait for a person.
 _OPEN_CHILDREN: Final = {
     on_dead_letter: f"SELECT {_CHILD} FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "  # noqa: S608 - constants
     f"AND status NOT IN ({', '.join(repr(state.value) for state in sorted(ended))}) "
@@ -86,12 +86,12 @@ def recorded(history: Iterable[StoredEvent]) -> RunRecord:
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a step, as the ledger has them; a large one is its reference alone."""
 
-    #: Of a `call` its job's input, of other steps with children an array. None: the ledger has none, since of a
+    #: For a `call` its job's input, for other steps with children an array. None: the ledger has none, since of a
     #: function's arguments it keeps only a digest.
     input: Annotated[Any, PAYLOAD]
     input_ref: PayloadRef | None  #: where a large one lies
     input_sha256: str  #: the first 16 hex digits of its digest, of every step; "": it has no JSON form
-    #: Of a `call` its job's result, of other steps with children what all of them recorded; None: none (yet).
+    #: For a `call` its job's result, for other steps with children the results of all; None: no result (yet).
     result: Annotated[Any, PAYLOAD]
     result_ref: PayloadRef | None  #: where a large one lies
 
@@ -228,10 +228,10 @@ class _Planter:
 class DeadChildren(msgspec.Struct, kw_only=True):
     """Dead letters for which a run waits: it goes on when a person has requeued or discarded them."""
 
-    queue: str  #: of the run
+    queue: str  #: the queue of the run
     run: str
     since: str  #: when the first of them became one, ISO-8601 text
-    child_queue: str  #: of the first one
+    child_queue: str  #: the queue of the first one
     child: str
     error: str
     count: int = 1

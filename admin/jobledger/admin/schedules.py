@@ -75,7 +75,7 @@ class ScheduleView(NamedTuple):
 
     listed: ScheduleLine
     failure: LastFailure | None  #: the newest failure among the jobs of its ticks
-    ticks: list[TickRow]  #: the newest that have jobs
+    ticks: list[TickRow]  #: the newest ticks that have jobs
     now: datetime
 
 
@@ -108,7 +108,7 @@ class DueTick(msgspec.Struct, frozen=True, kw_only=True):
     """A tick that was due and was made."""
 
     schedule: str
-    jobs: tuple[str, ...]  #: `<queue>/<job id>` of those that it asks for; none where it was skipped
+    jobs: tuple[str, ...]  #: `<queue>/<job id>` of the jobs that it asks for; none if it was skipped
 
 
 async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list[DueTick], bool]:

@@ -41,7 +41,7 @@ class _Page(NamedTuple):
 
 
 async def check_pages(monitors: Sequence[Monitor]) -> list[Check]:
-    """Look at durability, and where several pages are named at each server's clock, too; takes two seconds at most."""
+    """Look at durability and, if several pages are named, at each server's clock; takes two seconds at most."""
     found: list[list[Check]] = [[] for _ in monitors]
     several = len(monitors) > 1
 
@@ -62,7 +62,7 @@ async def check_pages(monitors: Sequence[Monitor]) -> list[Check]:
             group.start_soon(check, number, monitor)
     return list(
         dict.fromkeys(each for checks in found for each in checks)
-    )  # what was guessed in vain is said once
+    )  # guessed pages that failed give one equal check
 
 
 def _unknown(monitor: Monitor, of: str) -> Check:

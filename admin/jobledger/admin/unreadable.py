@@ -15,7 +15,7 @@ from jobledger.ledger.model.unreadable import UNREADABLE, Acknowledged, acknowle
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """An acknowledgement as the ledger has it."""
 
-    stream_sequence: int  #: of the event that says so
+    stream_sequence: int  #: that of the event that records it
     event: Acknowledged
 
 

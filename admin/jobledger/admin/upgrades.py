@@ -19,7 +19,7 @@ from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.leases import LeaseKind
 from jobledger.ledger.nats.streams import raise_form, require_changes
 
-_NAMED_MAX: Final = 5  #: processes in a sentence
+_NAMED_MAX: Final = 5  #: the most processes named in a sentence
 
 
 class ProcessRelease(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +27,8 @@ class ProcessRelease(msgspec.Struct, frozen=True, kw_only=True):
 
     process: str  #: its identity, as in `jobledger workers list`
     kind: LeaseKind
-    reader: str  #: what a client is that reads for long, as `projector`; "" for all others
-    version: str  #: of jobledger
+    reader: str  #: the kind of a client that reads for long, such as `projector`; "" for all others
+    version: str  #: the release of jobledger
     release: str  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
     reads: int  #: the highest form that it reads
 
@@ -52,7 +52,7 @@ class FinishedUpgrade(msgspec.Struct, frozen=True, kw_only=True):
 
     form: int
     before: int  #: the form that it had; the same as `form` where there was nothing to do
-    behind: int  #: living processes that read less
+    behind: int  #: living processes that do not read this form
 
 
 async def look_at_upgrade(ledger: Ledger) -> Upgrade:
@@ -118,7 +118,7 @@ async def finish_upgrade(
 async def keep_form(ledger: Ledger) -> None:
     """Raise the form once more where an upgrade was finished while other settings of the ledger were changed.
 
-    For whoever changed them: the server has no condition for that, so the form that was read before was written back.
+    Call it after such a change: the server takes no condition for it, so an earlier form may have been written back.
 
     Raises: as `raise_form`, UnreachableError.
     """

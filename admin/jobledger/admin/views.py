@@ -38,9 +38,9 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Absent(msgspec.Struct, frozen=True, kw_only=True):
-    """A large input or result that is not to be had as it was when the event was stored."""
+    """A large input or result that is gone, or is not as it was when the event was stored."""
 
-    sha256: str  #: of its JSON text, as the event says
+    sha256: str  #: digest of its JSON text, as the event says
     size_bytes: int
     state: PayloadState  #: `gone` or `differs`
 
@@ -110,7 +110,7 @@ async def details_as(
     hidden: Hidden = NOTHING,
     **more: Any,
 ) -> D:
-    """Return the same as a structure that has `more` fields."""
+    """Return the details as a structure that has `more` fields."""
     events = list(history)
     if not VALUES.marks & hidden.marks:
         job, events = await opened_job(ledger.keys, job), await opened_history(ledger.keys, events)
@@ -171,10 +171,10 @@ async def _value(
 
 
 def event_fields(stored: StoredEvent, hidden: Hidden = NOTHING) -> dict[str, Any]:
-    """Return an event with the fields that it was stored with, but for values: the job's own stand beside it.
+    """Return an event with its stored fields, but without values: those of the job stand beside it.
 
-    Where something is hidden, and of a job that has an owner, whose words may be opened, a field that only a newer version
-    knows is left out.
+    If something is hidden, or the job has an owner and its texts may be opened, fields that only a newer version knows
+    are left out.
     """
     is_as_stored = hidden is NOTHING and not stored.event.key
     data = stored.data if is_as_stored else msgspec.json.encode(hide(stored.event, hidden, by_default=True))

@@ -44,7 +44,7 @@ class Stuck(NamedTuple):
 
 class _Child(NamedTuple):
     key: JobKey
-    limits: tuple[str, ...]  #: those that it waits for; () for one that is not held
+    limits: tuple[str, ...]  #: limits that it waits for; () if it is not held
     is_parked: bool  #: it is a run that waits for its own children
 
 
@@ -110,7 +110,7 @@ class _Circle:
         return ""
 
     def _holders_of_full(self, limit: str) -> frozenset[JobKey] | None:
-        """Return who holds a limit that has no slot left; None for one that has."""
+        """Return the holders of a limit without a free slot; None if it has one."""
         if limit not in self._full:
             name, _, key = limit.partition(":")
             slots = self._select(_SLOTS, (name, key))

@@ -20,17 +20,17 @@ async def list_workers(ledger: Ledger) -> list[WorkerInfo]:
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers with one code that began in a time, while others of their queues had another."""
+    """Workers with the same code that began within a time, while other workers of their queues had other code."""
 
     at: datetime  #: when the first of them began
     workers: int
     hosts: tuple[str, ...]
     queues: tuple[str, ...]
     release: str  #: "" where `JOBLEDGER_RELEASE` names none
-    version: str  #: of jobledger
+    version: str  #: the release of jobledger
     before: tuple[str, ...]  #: releases of the others
     new_tasks: tuple[str, ...]  #: tasks, and versions of workflows, that none of the others has
-    gone_tasks: tuple[str, ...]  #: those that only workers had which stopped
+    gone_tasks: tuple[str, ...]  #: tasks and versions that only stopped workers had
 
     @property
     def words(self) -> str:

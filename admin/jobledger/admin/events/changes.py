@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.log import Log, events_among
 
 S = TypeVar("S")
-_CHANGES_MAX: Final = 20  #: told of one value
+_CHANGES_MAX: Final = 20  #: the most changes that are told of one value
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ def _head(stored: Message) -> str:
 
 
 def event_json_for(stored: Message, hidden: Hidden) -> str:
-    """Return the same without the fields that are hidden, as inputs, results and checkpoints; see `rights.marks`.
+    """Return the line of an event without hidden fields, such as inputs and results; see `rights.marks`.
 
     Where something is hidden, a field that only a newer version knows is left out, too: nobody knows what it holds.
     """

@@ -65,13 +65,13 @@ class ShownDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
     route: str
     delivery: str
-    given: str  #: the provider's id, where `delivery` is another
+    given: str  #: the provider's id, if `delivery` is another
     scheme: str  #: how it was proven; "": it was emitted
     secret: int  #: the number of the secret that fitted; 0: none was asked for
-    sha256: str  #: of its body
+    sha256: str  #: digest of its body
     size_bytes: int
     kept_until: Moment | None  #: how long its body is kept; none: it is not
-    headers: Annotated[dict[str, str], SAID_HEADERS]  #: those that rules look at
+    headers: Annotated[dict[str, str], SAID_HEADERS]  #: headers that rules look at
     history: tuple[DeliverySaid, ...]  #: the oldest first
 
 
@@ -85,7 +85,7 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     graph: str = ""  #: the stored graph that would be run; "": a task
     order: dict[str, Any] = {}  #: what the delivery says of the job's order, such as its id and tenant
     signal: str = ""  #: the signal that the run with the id of `order` would be sent; "": none
-    value: Annotated[Any, PAYLOAD] = None  #: what that says; none also where the delivery lacks it
+    value: Annotated[Any, PAYLOAD] = None  #: the signal's value; none also if the delivery lacks it
 
 
 class RouteTried(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class EmittedDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
     route: str
     delivery: str
-    jobs: tuple[MatchedJob, ...]  #: of a repeat those that were made the first time
+    jobs: tuple[MatchedJob, ...]  #: made by it; for a repeat, those that were made the first time
     repeated: bool  #: whether the route had a delivery of that id already
     sequence: int  #: stream sequence of the event that says so; 0 of a repeat
 

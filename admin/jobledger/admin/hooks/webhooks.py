@@ -79,11 +79,11 @@ class RedeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str
     only: Only
     matched: int  #: events of the range that the webhook asks for
-    delivered: int  #: of them, those that had arrived
-    under_way: int  #: of them, those whose delivery goes on; they are not sent once more
-    owed: int  #: of them, those to be sent
+    delivered: int  #: how many of these had arrived
+    under_way: int  #: how many of these are still being delivered; they are not sent once more
+    owed: int  #: how many of these are to be sent
     first: int | None  #: stream sequence of the first one to be sent
-    last: int | None  #: and of the last one
+    last: int | None  #: stream sequence of the last one to be sent
     made: int | None  #: how many jobs were made for it; None: it is a plan
 
 
@@ -144,7 +144,7 @@ async def set_webhook(
 
 
 async def _with_queue(ledger: Ledger, target: WebhookTarget) -> WebhookTarget:
-    """Return where events go, with the queue that a worker announced for the task where no other is named."""
+    """Return a target; if it is a task without a queue, with the queue that a worker announced for it."""
     if not target.task or target.queue:
         return target
     known = await ledger.find_task(check_token("task name", target.task))
@@ -172,7 +172,7 @@ async def list_webhooks(ledger: Ledger) -> list[WebhookInfo]:
 async def show_webhook(ledger: Ledger, name: str) -> ShownWebhook:
     """Return a webhook as its chain says now, and its newest events.
 
-    Raises: WebhookNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError.
+    Raises: WebhookNotFoundError for one that was never set, InvalidTokenError, UnreachableError.
     """
     check_token("webhook name", name)
     missing = WebhookNotFoundError(name)
@@ -195,7 +195,7 @@ async def try_webhook(ledger: Ledger, name: str, *, by: str) -> JobHandle[Any]:
     order = Order(
         input=msgspec.Raw(text), max_attempts=1, timeout_s=_TEST_TIMEOUT_S, notify=ledger.hints.inbox
     )
-    with acting_for(None):  # a job of the ledger's own, which its door allows
+    with acting_for(None):  # a job of the ledger's own: the caller's rights were checked before
         first = decide(None, Enqueue(ref=ref, task=DELIVER, order=order), ledger.stamp(by))
     sequence = await ledger.log.append(link(EMPTY_CHAIN, first, ledger.names).entries)
     return ledger.handle_of(ref, created=True, sequence=sequence)

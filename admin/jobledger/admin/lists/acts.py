@@ -13,8 +13,8 @@ class ActPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of what people did, the newest first."""
 
     items: list[ActRow]
-    next: str | None  #: hand it back as `cursor` for the page behind; None: there is none
-    total: int  #: of all that fit
+    next: str | None  #: pass it as `cursor` to get the next page; None: this is the last one
+    total: int  #: number of all that fit
     position: AnswerPosition
 
 

@@ -13,8 +13,8 @@ class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of dead letters, by the time they became one."""
 
     items: list[DeadLetterRow]
-    next: str | None  #: hand it back as `cursor` for the page behind; None: there is none
-    total: int  #: of all that fit
+    next: str | None  #: pass it as `cursor` to get the next page; None: this is the last one
+    total: int  #: number of all that fit
     position: AnswerPosition
 
 
@@ -22,7 +22,7 @@ class DeadLetterGroupPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of dead letters by cause, the most frequent first: each with its newest one as the example."""
 
     items: list[DeadLetterGroup]
-    next: str | None  #: hand it back as `cursor` for the page behind; None: there is none
+    next: str | None  #: pass it as `cursor` to get the next page; None: this is the last one
     total: int  #: dead letters that fit, whatever their cause
     position: AnswerPosition
 

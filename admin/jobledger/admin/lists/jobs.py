@@ -17,7 +17,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of a list of jobs."""
 
     items: list[JobRow]
-    next: str | None  #: hand it back as `cursor` for the page behind; None: there is none
+    next: str | None  #: pass it as `cursor` to get the next page; None: this is the last one
     position: AnswerPosition
     #: Not None: the search ended at jobs of this time, before the page was full; `next` goes on from there. ISO-8601, UTC.
     searched_back_to: str | None

@@ -13,7 +13,7 @@ from jobledger.projections.search import AWAITS, STATE_GROUPS, Word
 
 #: Keys whose values are kept of all queues and tasks together.
 _OF_ALL: Final = frozenset({"error", "tenant", "limit"})
-#: Keys whose values are all known, as long as there are not very many; each as a sentence has it.
+#: Keys whose values are all known, as long as there are not very many; each with its words in a sentence.
 _NAMES: Final = {
     "task": "the task",
     "queue": "the queue",
@@ -27,7 +27,7 @@ _TENANTS: Final = (
     "UNION ALL SELECT (SELECT min(tenant) FROM jobs WHERE tenant > name AND tenant < ? AND tenant <> '') FROM each "
     "WHERE name IS NOT NULL LIMIT 1000) SELECT name FROM each WHERE name IS NOT NULL"
 )
-_TENANT_BEYOND: Final = "\U0010ffff"  #: behind whatever a tenant can be called
+_TENANT_BEYOND: Final = "\U0010ffff"  #: sorts behind every name of a tenant
 _ERRORS: Final = (
     "SELECT error_type, sum(failed) + sum(dead_lettered) AS n FROM failures "
     "WHERE error_type NOT IN ('(other)', '(none)') GROUP BY error_type ORDER BY n DESC"
@@ -41,8 +41,8 @@ _META_OF: Final = (
 )
 _META: Final = f"SELECT DISTINCT said.key {_META_OF}"
 _META_VALUES: Final = f"SELECT said.value, count(*) {_META_OF} WHERE said.key = ? GROUP BY 1 ORDER BY 2 DESC"
-_META_LOOKED_AT: Final = 2_000  #: newest jobs, for values
-_KEYS_LOOKED_AT: Final = 500  #: the same for their keys, which are looked for at each word
+_META_LOOKED_AT: Final = 2_000  #: the newest jobs that are read for values
+_KEYS_LOOKED_AT: Final = 500  #: the newest jobs that are read for keys, at each word
 
 #: A value and a word on it.
 Value = tuple[str, str]
@@ -58,7 +58,7 @@ def said_keys(store: Store, principal: Principal) -> list[str]:
 def known_values(key: str, begun: str, store: Store, principal: Principal) -> Iterator[Value]:
     """Yield the values of a key that `principal` may see; those of all jobs only if it may see all jobs.
 
-    `begun`: how the value begins; it narrows what could be very many.
+    `begun`: the beginning of the value, since there could be very many.
     """
     if (key in _OF_ALL or key.startswith("meta.")) and not principal.is_everywhere:
         return
@@ -72,7 +72,7 @@ def known_values(key: str, begun: str, store: Store, principal: Principal) -> It
 def unknown_values(words: Sequence[Word], store: Store, principal: Principal | None = None) -> list[str]:
     """Say which values no job has ever had, and what comes close to them.
 
-    `principal`: who asks; None: somebody who may see all. Who may not see all is told nothing.
+    `principal`: who asks; None: somebody who may see all. A principal who may not see all is told nothing.
     """
     if principal is not None and not principal.is_everywhere:
         return []
@@ -88,7 +88,7 @@ def unknown_values(words: Sequence[Word], store: Store, principal: Principal | N
 
 
 def begun_jobs(text: str, store: Store, principal: Principal) -> list[tuple[str, str]]:
-    """Return the newest jobs that somebody may see and whose ids begin so, as queue and id; a whole id comes first."""
+    """Return the newest visible jobs whose ids begin with a text, as queue and id; a whole id comes first."""
     if not text:
         return []
     named = [(each.queue, each.job_id) for each in store.find(text) if each.job_id == text]

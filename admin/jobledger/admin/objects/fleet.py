@@ -89,7 +89,7 @@ class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     authors: dict[str, Author]  #: who set each override, by key
     in_code: list[CodeLimit]  #: the running workers whose code has other numbers, and what it has
-    sequence: int  #: of the limit's newest event
+    sequence: int  #: that of the limit's newest event
     held: LimitNow  #: who holds it, and who waits for it
     history: list[Change]  #: the newest first
 
@@ -99,7 +99,9 @@ class KeyShown(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     key: str  #: 40 hexadecimal digits
-    arguments: Annotated[dict[str, Any] | None, PAYLOADS]  #: those that made it; None: not known, or hidden
+    arguments: Annotated[
+        dict[str, Any] | None, PAYLOADS
+    ]  #: arguments that made it; None: not known, or hidden
     tenant: str
     queue: str
     job: str
@@ -189,7 +191,7 @@ def taken_words(row: LimitListed, number: Callable[[int], str] = "{:,}".format) 
 
 
 def _taken(row: LimitRow, rows: Iterable[LimitRow], taken: Mapping[str, int]) -> dict[str, int]:
-    """Return how many slots are taken by key: for a key's row of this key, else of all keys without a row."""
+    """Return how many slots are taken by key: in the row of a key by that key, else by all keys without a row."""
     if row.key:
         limit = joined(row.name, row.key)
         return {limit: taken[limit]} if limit in taken else {}

@@ -48,7 +48,7 @@ class JobNow(JobName, frozen=True, kw_only=True):
     due_at: datetime | None  #: when it moves on by itself
     cancel_requested: bool  #: it runs, and its worker was asked to end it
     pause_requested: bool  #: it runs, and its worker was asked to pause it
-    worker: str | None  #: who runs it, None where nobody does
+    worker: str | None  #: who runs it; None: nobody
 
 
 class JobShown(JobDetails, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class LineShown(Line, frozen=True, kw_only=True):
 
 
 class SummaryShown(Summary, frozen=True, kw_only=True):
-    """What a trail comes to, also as one line of words."""
+    """The sum of a trail, also as one line of words."""
 
     words: str = msgspec.field(name="text")
 
@@ -106,7 +106,7 @@ class TrailShown(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     queue: str
     task: str
-    times: Literal["server", "events"]  #: whose clock the times are by
+    times: Literal["server", "events"]  #: whose clock gave the times
     times_apart_s: float  #: the greatest difference between an event's two times
     lines: list[LineShown]
     summary: SummaryShown

@@ -30,7 +30,7 @@ class LockState(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: str
     lock: str
-    held: bool  #: somebody took it and did not give it back
+    held: bool  #: somebody took it and has not given it back
     holder: str  #: `<host>-<pid>-<random>`; "" where it is free
     is_alive: bool  #: whether the holder's process has a living lease; without one the lock is free for whoever asks
     fencing_number: int  #: stream sequence of the event that it was taken by last; 0: nobody ever took it

@@ -8,16 +8,16 @@ import msgspec
 class MoveOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one look led to."""
 
-    events: int = 0  #: that were moved
+    events: int = 0  #: events that were moved
     jobs_archived: int = 0
     jobs_carried: int = 0
     exports: tuple[str, ...] = ()
-    first_sequence: int = 0  #: of the ledger then
+    first_sequence: int = 0  #: that of the ledger after the look
     values: int = 0  #: large values that were deleted, since no event named them any more
-    values_bytes: int = 0  #: and their bytes
+    values_bytes: int = 0  #: the bytes of these values
     is_due: bool = False  #: there was something to move
     trouble: str = ""  #: why not as much was moved as should have been; "": it was
-    unwritten: bool = False  #: because the folder of the archive takes nothing
+    unwritten: bool = False  #: the trouble is that the folder of the archive takes nothing
 
     @property
     def goes_on(self) -> bool:

@@ -29,7 +29,7 @@ class ScheduleShown(ScheduleListed, frozen=True, kw_only=True):
     """One schedule whole."""
 
     last_failure: LastFailure | None  #: the newest failure among the jobs of its ticks
-    ticks: list[TickRow]  #: the newest that have jobs, the newest first
+    ticks: list[TickRow]  #: the newest ticks that have jobs, the newest first
 
 
 class ScheduleNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class ScheduleMade(ScheduleNow, frozen=True, kw_only=True):
     """A schedule that was declared."""
 
     task: str
-    queue: str  #: of its jobs
+    queue: str  #: the queue of its jobs
     task_known: bool  #: whether a worker ever had the task
 
 
@@ -56,7 +56,7 @@ class JobMade(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     queue: str
-    trace_id: str  #: of the W3C trace that it belongs to: that of the request, else the job's own
+    trace_id: str  #: id of its W3C trace: that of the request, else the job's own
 
 
 class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class NextTicks(msgspec.Struct, frozen=True, kw_only=True):
 
     items: list[datetime]
     status: NextStatus
-    timezone: str  #: in which its cron expression is read
+    timezone: str  #: the time zone of its cron expression
     at: datetime  #: when this was answered, by the clock of the server
 
 

@@ -44,7 +44,7 @@ class RecordedTable(NamedTuple):
     record: TableRecord
 
     def expired(self, state: TableState) -> TableExpiredError:
-        """Return the error of somebody who needs its rows."""
+        """Return the error for a caller who needs its rows."""
         return TableExpiredError(self.record, self.step, self.run, state)
 
 
@@ -68,7 +68,7 @@ async def tables_of(rows: Rows, run: str | None, queue: str | None, *, limit: in
 
 
 async def one_table(rows: Rows, run: str, step: str, queue: str | None) -> TableRow:
-    """Return the table that a step of a run made; `step` is its key, or the table's name where one alone has it.
+    """Return the table that a step of a run made; `step` is its key, or the table's name if no other one has it.
 
     Raises: NotFoundError, which names those that there are; as `tables_of`.
     """
@@ -87,7 +87,7 @@ def recorded_table(job: Job, step: str) -> RecordedTable:
 
 
 def _named(names: dict[str, str], run: str, step: str) -> str:
-    """Return the key of the step whose table is meant. `names`: of the tables, by the keys of their steps."""
+    """Return the key of the step whose table is meant. `names`: those of the tables, by the keys of their steps."""
     if step in names:
         return step
     exact = [key for key, name in names.items() if step in {"", name}]

@@ -19,9 +19,9 @@ from jobledger.ledger.tables.extra import load, need_tables
 
 #: A Parquet file has its directory at its end, so it is fetched whole, into memory.
 FILE_BYTES_MAX: Final = 16 << 20
-#: Of one row group, of which pages are decoded one after the other.
+#: The limit for one row group, whose pages are decoded one after the other.
 DECODED_BYTES_MAX: Final = 256 << 20
-ANSWER_BYTES_MAX: Final = 1 << 20  #: of the rows as JSON
+ANSWER_BYTES_MAX: Final = 1 << 20  #: the limit for the rows as JSON
 _ROWS_AT_ONCE: Final = 10
 
 
@@ -29,7 +29,7 @@ class FirstRows(msgspec.Struct, frozen=True, kw_only=True):
     """The first rows of a table."""
 
     step: str  #: key of the step that made it
-    name: str  #: of the table
+    name: str  #: the name of the table
     rows: int  #: how many rows it has
     columns: dict[str, str]  #: Arrow types
     items: list[
@@ -100,7 +100,7 @@ def _rows(file: io.BytesIO, made: RecordedTable) -> Iterator[dict[str, Any]]:
 
 
 def _values(column: Any, name: str, made: RecordedTable) -> list[Any]:
-    """Return the values of a column; those that Python does not have, as the year 20000, as text.
+    """Return the values of a column; those that Python cannot hold, such as the year 20000, as text.
 
     Raises: RefusedError.
     """

@@ -41,7 +41,7 @@ async def query_tables(
 ) -> SqlAnswer:
     """Return the rows of one SELECT over the tables of a run; it sees these tables and changes nothing.
 
-    A table is called by the key of its step, or by its name where one alone has it. Those that the query names are
+    A table is called by the key of its step, or by its name if no other one has it. Those that the query names are
     copied to this machine first; `limit_s` is for the query itself.
 
     Raises: InvalidInputError for what is no SELECT, with the reason, and for one that takes too long; NotFoundError for a

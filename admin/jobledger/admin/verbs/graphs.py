@@ -112,7 +112,7 @@ class ListGraphs(Verb[StoredGraphs], frozen=True, kw_only=True):
     """List the stored graphs: their versions, how many nodes they have, and who changed them last."""
 
     async def do(self, place: Place) -> StoredGraphs:
-        """List those of which who asks may see every node, as the ledger says now. Raises: as `Ledger.graphs.all`."""
+        """List those of which the asker may see every node, as the ledger says now. Raises: as `Ledger.graphs.all`."""
         found = await place.ledger.graphs.all()
         return StoredGraphs(items=[info_of(each) for each in found if may_view(place.principal, each)])
 

@@ -73,10 +73,10 @@ def option(
 
     `text`: one sentence, for `--help`, the API's document and the reference. `metavar`: the word for its value on the
     command line. `flag`: the option, where it is not the field's name. `file`: an option that names a file with the
-    value, `-` for stdin: the only one of what is a structure or bytes. `is_argument`: it has no option, as the words of
+    value, `-` for stdin; structures and bytes have only this one. `is_argument`: it has no option, like the words of
     the address. `in_query`: a parameter of the address also where the request has a body. `is_body`: all of the body of
-    the request, not a member of it. `past`: a time that was, so
-    that `2h` means two hours ago. `bounds`: of `msgspec.Meta`, such as `ge` and `max_length`.
+    the request, not a member of it. `past`: a time in the past, so that `2h` means two hours ago. `bounds`: of
+    `msgspec.Meta`, such as `ge` and `max_length`.
     """
     own = {
         "metavar": metavar,
@@ -92,7 +92,7 @@ def option(
 
 _REASON: Final = "Why; kept in the ledger with who acted."
 Reason = Annotated[str, option(_REASON, "TEXT", max_length=_REASON_MAX)]
-#: Of a verb whose body is something whole.
+#: For a verb whose body is one whole value.
 ReasonBeside = Annotated[str, option(_REASON, "TEXT", max_length=_REASON_MAX, in_query=True)]
 Plan = Annotated[bool, option("Show what would happen, and change nothing.", in_query=True)]
 
@@ -117,7 +117,7 @@ class Place:
         return self._rows
 
     def require_secrets(self, references: Iterable[str]) -> None:
-        """Refuse references to secrets that the principal may not name; one that speaks to the ledger may name all."""
+        """Refuse references to secrets that the principal may not name; on the ledger itself it may name all."""
 
     @property
     def by(self) -> str:
@@ -474,7 +474,7 @@ def read_words(field: Field, words: Sequence[str], shown: str, now: datetime) ->
     """Return a field's value out of what a person wrote, on a command line or in a form.
 
     A time may be a span from now, or back from now where the field is of the past; a span may have a unit, and `none`
-    is null or an empty list. `shown`: what the person knows the field by.
+    is null or an empty list. `shown`: the name by which the person knows the field.
 
     Raises: InvalidInputError with one sentence.
     """

@@ -107,7 +107,7 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
             raise InvalidInputError(
                 "say what is to change: keep, start, aim, every, max_age, rows_keep or to"
             )
-        if self.to == "":  # an unset variable of a script: it would take the archive's place away
+        if self.to == "":  # perhaps an unset variable of a script: it would remove the archive's place
             raise InvalidInputError(
                 "to is empty: give the whole path of the archive's folder, or none to move nothing from now on"
             )

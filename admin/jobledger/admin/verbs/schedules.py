@@ -38,7 +38,7 @@ from jobledger.ledger.schedules.verbs import ScheduleVerbs, When
 
 Name = Annotated[str, option("Name of the schedule.", "NAME")]
 _CHANGES: Final = ("NOT_FOUND", "LEDGER_FULL", "LEDGER_BUSY")
-#: What a job of a task is told beside its input; the nodes of a graph say that themselves.
+#: Fields for a job of a task beside its input; nodes of a graph name these themselves.
 _ORDER: Final = ("queue", "owner", *ORDER_FIELDS)
 _TICKS: Final = ("cron", "every_s", "at", "on_demand")
 _NONE: Final = {"paused": "is paused", "on_demand": "makes jobs on demand only", "ended": "has ended"}

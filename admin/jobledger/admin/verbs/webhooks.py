@@ -53,7 +53,7 @@ class GivenTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     url: str = ""
     task: str = ""
-    queue: str = ""  #: of the task's jobs; "": default
+    queue: str = ""  #: the queue of the task's jobs; "": default
 
 
 class TestMade(msgspec.Struct, frozen=True, kw_only=True):

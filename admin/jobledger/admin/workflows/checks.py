@@ -43,7 +43,7 @@ Outcome = Literal["fits", "in_part", "diverges", "fails", "missing", "unread"]
 
 
 class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rehearsal of one run came to."""
+    """The outcome of the rehearsal of one run."""
 
     queue: str
     id: str
@@ -69,7 +69,7 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsCheck(msgspec.Struct, kw_only=True):
-    """What a check of many runs came to."""
+    """The outcome of a check of many runs."""
 
     runs: int = 0
     counts: dict[str, int] = {}

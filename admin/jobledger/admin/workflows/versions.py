@@ -47,8 +47,8 @@ class WorkflowVersion(msgspec.Struct, frozen=True, kw_only=True):
     announced: bool | None
     open: dict[str, int]  #: runs that did not end, by state
     dead_letters: int
-    diverged: int  #: of these, those that asked for something else than was recorded
-    ended: int  #: runs that ended otherwise
+    diverged: int  #: dead letters that asked for something else than was recorded
+    ended: int  #: runs that ended, but are no dead letters
     oldest_open: str | None  #: when the oldest of the open ones was made
     newest: str | None  #: when the newest run of all was made
 
@@ -87,8 +87,8 @@ _FINAL: Final = frozenset(state.value for state in FINAL_STATES)
 
 
 class _AnnouncedVersion(NamedTuple):
-    workers: Counter[str]  #: living ones by task
-    entries: Mapping[str, TaskEntry]  #: of workflows
+    workers: Counter[str]  #: number of living workers by task
+    entries: Mapping[str, TaskEntry]  #: entries of workflows in the bucket TASKS
 
 
 async def list_workflows(
