@@ -1,4 +1,4 @@
-"""Which of an event's two times a person is told: the server's time of storing it, or its own.
+"""Which of an event's two times a person is shown: the server's time of storing it, or its own.
 
 The server's times are in order, and of one clock: they are shown as long as both agree. Where they differ by more
 than seconds, as after a restore, the events' own are shown: hashes cover these, and not the server's. Pure.
@@ -38,7 +38,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clocks_of(messages: Sequence[Message]) -> Clocks:
-    """Return the times to be told of one chain's events, given in stream order."""
+    """Return the times to be shown for one chain's events, given in stream order."""
     stored = tuple(each.stored_at for each in messages)
     own = tuple(_own(each) for each in messages)
     apart = max((abs(one - other) for one, other in zip(own, stored, strict=True)), default=timedelta())

@@ -25,7 +25,7 @@ from jobledger.ledger.model.reactor import (
     ReactorEvent,
 )
 
-#: Of a part's rows; an event must fit into a message whatever the server's limit is.
+#: The most bytes of a part's rows: its event must fit into a message, whatever the server's limit is.
 _PART_BYTES_MAX: Final = 128 << 10
 
 _size: Final = msgspec.json.Encoder().encode
@@ -50,7 +50,7 @@ CountEverything = Callable[[Callable[[int, int], None]], Awaitable[Counts]]
 
 
 def counted_parts(counts: Counts, archive_through: int, stamp: Stamp) -> list[Counted]:
-    """Return what is to be appended, in this order; at least one part."""
+    """Return the parts to append, in this order; at least one."""
     cuts = list(_cut((*counts.totals, *counts.failures, *counts.jobs)))
     return [
         Counted(

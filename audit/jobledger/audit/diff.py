@@ -25,7 +25,7 @@ from jobledger.ledger.model.subjects import JobRef
 
 #: Chains that are read one by one; for more of them everything is read in one go.
 _CHAINS_MAX: Final = 256
-#: What is said of a job whose first events are not there.
+#: The state of a job whose first events are missing.
 UNKNOWN: Final = "unknown"
 
 Progress = Callable[[int, int], None]
@@ -49,7 +49,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one job between the two moments."""
+    """The changes of one job between the two moments."""
 
     id: str
     queue: str
@@ -66,7 +66,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     before_sequence: int
     after_sequence: int
-    compared_from: int  #: begin of the range that both hold and that was compared, unless they are one log
+    compared_from: int  #: begin of the compared range, which both logs hold; not compared if they are one log
     compared_to: int
     first_difference: (
         int  #: the first stream sequence at which they are not the same; 0 when they share their past
@@ -86,7 +86,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class _Counts(msgspec.Struct, gc=False):
     """What was added to a job after the two sides part."""
 
-    has_past: bool  #: it has events before that
+    has_past: bool  #: it has events before the two sides part
     events: int = 0
     attempts: int = 0
 
@@ -261,7 +261,7 @@ async def _shared_jobs(
     messages = _messages(side.log, side.first_sequence, shared, subject, on_progress)
     async with contextlib.aclosing(messages):
         async for message in messages:
-            # What has no past is new, though an archived job had its id.
+            # A job without a past is new, even if an archived job had its id.
             if isinstance(message, StoredEvent) and _ref(message) in with_past:
                 jobs.take(message)
     jobs.lack(with_past)
@@ -269,7 +269,7 @@ async def _shared_jobs(
 
 
 async def _go_on(side: Side, shared: int, jobs: _Jobs, subject: str | None) -> _Jobs:
-    """Return the jobs after what one side has beyond the last shared sequence."""
+    """Return the jobs after the events that one side has beyond the last shared sequence."""
     found = jobs.copy()
     messages = _messages(side.log, shared + 1, side.last_sequence, subject)
     async with contextlib.aclosing(messages):

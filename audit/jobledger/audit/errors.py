@@ -20,11 +20,11 @@ from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, Refus
 
 
 class ScratchSpaceError(LedgerError):
-    """The folder for temporary files takes no more of what a command has to put aside."""
+    """The folder for temporary files has no more room for records that a command has to store there."""
 
 
 class ExportExistsError(RefusedError):
-    """Where an export was to be written lies something else, or another process writes it now; it was left as it is."""
+    """The place for an export holds something else, or another process writes there now; nothing was changed."""
 
 
 class NotAnExportError(RefusedError):

@@ -36,7 +36,7 @@ from jobledger.ledger.model.times import as_utc
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt whose worker never said how it ended, as the event tells that took the job from it."""
+    """An attempt whose worker recorded no end, as the event shows that took the job from it."""
 
     attempt: int
     worker: str
@@ -61,7 +61,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_sequence: int
     at: datetime  #: UTC; by the clock that the trail names
-    since_s: float | None  #: after the event before it; None for the first
+    since_s: float | None  #: time since the event before it; None for the first
     event: str  #: its type
     by: str  #: who appended it: a worker, an application, or an operator
     what: str  #: what happened, in words
@@ -89,7 +89,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trail comes to; the times add up, a job that is over stops counting."""
+    """The sums of a trail; the times add up to the life of the job, until it is over."""
 
     state: str
     events: int
@@ -97,7 +97,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     attempts_lost: int
     total_s: float
     waiting_s: float  #: for a worker or for a moment, wherever it waited
-    running_s: float  #: some attempt held the job, alive or not
+    running_s: float  #: while some attempt held the job, alive or not
     dead_s: float  #: as a dead letter, until a person acted; one that nobody acted on does not count
     carried_through: int = (
         0  #: stream sequence up to which the sums come from a `carried` event; 0 without one
@@ -119,7 +119,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trail(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's events in words, and what they come to."""
+    """A job's events in words, and their summary."""
 
     lines: tuple[Line, ...]
     summary: Summary
@@ -195,7 +195,7 @@ class _Teller:
                 attempt=_attempt(before, event),
                 worker=_worker(before, event),
                 error=event.error if isinstance(event, Failed | DeadLettered) else None,
-                # What was known before it may be half a chain.
+                # The state before it may come from half a chain.
                 lost=None if isinstance(event, Carried) else self._lost(before, after, at),
                 waits_for=waits,
                 waited_s=None if waited is None else waited[0],
@@ -247,7 +247,7 @@ class _Teller:
         if job.state is JobState.DEAD_LETTERED and job.finished_at is not None:
             self._dead_s = _between(job.finished_at, at)
         self._waiting_s = max(0.0, _between(job.created_at, at) - self._running_s - self._dead_s)
-        if self._wait is not None:  # which began no later than with the job's newest event
+        if self._wait is not None:  # the wait began no later than the job's newest event
             self._wait = (min(at, as_utc(event.job_state.updated_at)), self._wait[1])
         self._heard_at = event.job_state.updated_at
 
@@ -289,7 +289,7 @@ def _place(job: Job) -> tuple[JobState, int, int]:
 
 def _attempt(before: Job | None, event: JobEvent) -> int | None:
     number: int | None = getattr(event, "attempt", None)
-    if number is not None:  # of a `queued`: the one that will be next
+    if number is not None:  # for a `queued`: that of the next attempt
         return number
     running = None if before is None else before.running_attempt
     return None if running is None else running.number

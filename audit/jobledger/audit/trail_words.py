@@ -84,7 +84,7 @@ def _pause(after: Job, event: JobEvent) -> str:
 
 
 def _step(step: Step) -> str:
-    """Say what a run waits for that waits for a step; "" for nothing but a time."""
+    """Say what a run waits for at a step; "" if only for a time."""
     if step.order is not None:
         return f"{count(step.open.bit_count(), 'open child', 'open children')} of step {step.key}"
     if step.kind == "wait":

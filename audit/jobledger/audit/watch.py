@@ -26,7 +26,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
     sealed_through: int | None = None  #: stream sequence that the newest seal goes up to
     sealed_at: datetime | None = (
-        None  #: its own time, as of the others: hashed, and what a restore leaves as it was
+        None  #: the seal's own time, which is hashed, and which a restore does not change
     )
     unsealed: int | None = None  #: events after it that are no seal; None without a seal
     verified: Verified | None = None  #: the newest check that was recorded

@@ -354,7 +354,7 @@ def _after_death(job: Job) -> tuple[str, str]:
 
 
 def _fails_by_children(job: Job) -> bool:
-    """Return whether a dead letter fails again once it is requeued, since how its children ended is recorded.
+    """Return whether a dead letter fails again once it is requeued, since the ends of its children are recorded.
 
     When a run died with its workers, its open children were cancelled with it: a step that waits for them fails.
     """

@@ -27,7 +27,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     free_at: datetime | None = None  #: when its rate allows another start; None: now, or no rate
     unstarted: int = 0  #: for a limit with a rate: number of admitted jobs without a recorded start
 
-    #: Where whoever asks may not see all jobs: whether it has room, in place of the numbers above, which are 0.
+    #: If the asker may not see all jobs: whether it has room; the numbers above are 0 then.
     only: Literal["", "full", "room"] = ""
 
     @property
@@ -75,7 +75,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
 class HeldFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What surrounds a job that is held."""
 
-    limits: tuple[LimitState, ...]  #: in the order of the job's own
+    limits: tuple[LimitState, ...]  #: in the order of the job's own limits
     place: int = 0  #: 1: it is the first of its line; 0: it does not wait any more
     is_open: bool = True  #: whether a living worker serves its queue
     grant: int = 0  #: stream sequence of the `granted` that admitted it, where that is stored already

@@ -56,7 +56,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of the event that began the wait
     until: datetime | None  #: the moment at which it ends even if nothing has come
     children_open: int  #: of a group: how many of its children did not end
-    children: tuple[ChildNow, ...]  #: the first of them
+    children: tuple[ChildNow, ...]  #: the first open ones
     sentence: str
     hint: str  #: a command that ends it, or shows what does; over HTTP the request that does the same
 

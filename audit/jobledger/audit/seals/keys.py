@@ -1,6 +1,7 @@
 """The keys of seals: Ed25519 in PEM files, as openssl writes and reads them.
 
-The library that signs comes with the extra `seals`; without it everything else works, and asking for a key says so.
+The library that signs comes with the extra `seals`; without it everything else works, and a request for a key raises an
+error that says so.
 """
 
 from __future__ import annotations

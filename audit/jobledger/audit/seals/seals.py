@@ -75,7 +75,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     seal: SealRecorded
 
     def line(self) -> str:
-        """Return the seal as one line of JSON, to be kept where who can write to the ledger's store cannot."""
+        """Return the seal as one line of JSON, to be kept where no writer of the ledger's store can write."""
         return msgspec.json.encode(self).decode()
 
 
@@ -185,15 +185,15 @@ async def seal_next(
 
 
 class _Span:
-    """What a seal says of a range, as far as it was read."""
+    """The contents of a seal over a range, as far as it was read."""
 
     def __init__(self, own: str) -> None:
-        """`own`: what the subjects of seals begin with."""
+        """`own`: the beginning of the subjects of seals."""
         self._own = own
         self.tree = MerkleTree()
         self.reached = 0
         self.head_hash = ""
-        self.worth_it = False  # something else than seals is in it
+        self.worth_it = False  # whether anything but seals is in it
 
     def add(self, message: Message) -> None:
         digest = message.sha256
@@ -296,7 +296,7 @@ class SealCheck:
                 self._tree.add(digest)
             if stream_sequence < seal.to_sequence:
                 return
-            # Beyond its end when the events there are missing; then the root differs too.
+            # An event beyond the seal's end means that the events at its end are missing; then the root differs, too.
             if self._tree.root().hex() == seal.merkle_root and digest.hex() == seal.head_hash:
                 self.agreed.append(self._current)
             else:
@@ -369,7 +369,7 @@ def read_published(path: Path, *, begun: bool = True) -> list[Seal]:
             if not begun and number == len(lines):
                 continue
             raise InvalidInputError(f"line {number} of {path} is not a published seal: {error}") from error
-        found[seal.line()] = seal  # not by its range: two that differ over the same one tell of a forgery
+        found[seal.line()] = seal  # not by its range: two different seals over one range reveal a forgery
     if begun and not found:
         raise ConfigurationError(f"{path} holds no seal: write some with `jobledger audit seals --json`")
     return sorted(found.values(), key=lambda each: (each.seal.to_sequence, each.stream_sequence))

@@ -39,7 +39,7 @@ class Chains:
         self._known: RecordStore[_ChainEnd] = RecordStore(_records_of(aggregate), memory_bytes_max)
 
     def close(self) -> None:
-        """Let go of what was put aside."""
+        """Close the store of records, with its part on the disk."""
         self._known.close()
 
     def __len__(self) -> int:

@@ -50,7 +50,7 @@ _OTHERS_PART: Final = 8  # divides the memory: the share of each aggregate but j
 
 
 def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int | None) -> dict[str, Chains]:
-    """Return what follows the chains of each aggregate but jobs, by the aggregate's name."""
+    """Return the followers of the chains of each aggregate but jobs, by the aggregate's name."""
     part = _part_of(memory_bytes_max)
     return {
         aggregate.name: Chains(aggregate, names, from_start=from_start, memory_bytes_max=part)
@@ -60,7 +60,7 @@ def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int |
 
 
 def _check_beginning_of(before: Report | None, from_sequence: int, *, prefix_archived: bool) -> None:
-    """Raises: InvalidInputError where no check can begin, or not one that is compared with an earlier report."""
+    """Raises: InvalidInputError if no check can begin there, or none that continues the earlier report."""
     if from_sequence < 1:
         raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
     if before is not None and before.from_sequence != from_sequence and not prefix_archived:
@@ -107,8 +107,8 @@ class Checker:
     ) -> None:
         """Begin; `before`: an earlier report to continue, from the same sequence unless `prefix_archived`.
 
-        `is_selection`: events are left out by intent, also grants: then the rules about limits say nothing.
-        `limits`: those in force at the end of the prefix that was archived; None where nobody says them.
+        `is_selection`: events are left out by intent, also grants: then the rules about limits say nothing. `limits`:
+        those in force at the end of the prefix that was archived; None: unknown.
 
         Raises: InvalidInputError.
         """
@@ -122,7 +122,7 @@ class Checker:
         self._tolerance = timedelta(seconds=options.timer_tolerance_s)
         self._found = Findings(options.violations_max)
         self._compared: list[CrossCheck] = []
-        self._earlier = (  # until it was compared
+        self._earlier = (  # None once it was compared
             None
             if before is None
             else Earlier(before, from_sequence, signatures_checked=options.signatures_checked)
@@ -151,7 +151,7 @@ class Checker:
         self._tally = Tally()
         self.large_values = LargeValues()  #: set by whoever counted or read them
         self.set_aside = SetAside()  #: the messages that are no events
-        self.next_sequence = from_sequence  #: the one that must come next
+        self.next_sequence = from_sequence  #: the stream sequence that must come next
 
     def feed(self, message: Message) -> None:
         """Check the next event of the stream: `StoredEvent` for one of a job, a plain message for another aggregate's.
@@ -270,7 +270,7 @@ class Checker:
     def note(
         self, job: str, rule: Rule, sentence: str, *, stream_sequence: int = 0, in_front: bool = False
     ) -> None:
-        """Add a violation; beyond the limit it is only counted. `in_front` is what explains those found already."""
+        """Add a violation; beyond the limit it is only counted. `in_front`: it explains those found already."""
         found = Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
         self._found.add(found, in_front=in_front)
 
@@ -352,7 +352,8 @@ class Checker:
                     self._note(stored, rule, sentence)
             self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record, stored)
             return
-        # Only after the `archived` event that covers what is missing: those of earlier runs may come first.
+        # Judged only after the `archived` event that covers the missing part; `archived` events of earlier runs may
+        # come first.
         is_over = self._archived_through >= self._from_sequence - 1
         if self._prefix_archived and is_over and not isinstance(event, REMARKS):
             sentence = (
@@ -413,7 +414,7 @@ class Checker:
             self.close()
 
     def close(self) -> None:
-        """Let go of what was put aside on the disk; `finish` does it too."""
+        """Close the stores of records, with their parts on the disk; `finish` does it too."""
         self._jobs.close()
         self._grants.close()
         self._runs.close()
@@ -431,7 +432,7 @@ class Checker:
         elif through < gone:
             sentence = f"stream sequence {through + 1} to {gone} are missing: the ledger begins at {gone + 1} and was archived through {through}"
         else:
-            return  # as much as is gone, or more: its archive run may not have purged yet
+            return  # it covers as much as is gone, or more: its archive run may not have purged yet
         self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
 
     def _wrong_at_end(self, expected: Expectation) -> Iterator[Violation]:

@@ -13,7 +13,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.limits.definition import LIMIT, LimitEvent, LimitSet
 from jobledger.ledger.model.reactor import LimitInForce
 
-#: Of all definitions together: the event that says them has to fit a message.
+#: The most bytes of all definitions together: the event that records them must fit a message.
 _BYTES_MAX: Final = 256 << 10
 _UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
 

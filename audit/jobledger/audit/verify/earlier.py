@@ -8,7 +8,7 @@ from jobledger.audit.verify.report import CrossCheck, Intact, Report
 
 
 class Comparison(NamedTuple):
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     compared: CrossCheck
     violation: tuple[int, str] | None = None  #: stream sequence and sentence of a broken `history`

@@ -17,9 +17,9 @@ from jobledger.audit.verify.report import Report
 from jobledger.ledger.files import open_file, write_whole
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
 
-#: What the signed text begins with: no seal can be taken for a report.
+#: The beginning of the signed text, so that no seal can be taken for a report.
 SIGNED: Final = b"jobledger report 1\n"
-#: A report holds figures and a bounded number of violations: what is larger is another file.
+#: A report holds figures and a bounded number of violations: a larger file is none.
 _BYTES_MAX: Final = 16 << 20
 _HASH: Final = re.compile(r"[0-9a-f]{64}", flags=re.ASCII)
 

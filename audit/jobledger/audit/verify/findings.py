@@ -16,10 +16,10 @@ class Findings:
         """Begin with none."""
         self._kept_max = kept_max
         self.violations: list[Violation] = []
-        self.broken: Counter[str] = Counter()  #: all of them by rule
+        self.broken: Counter[str] = Counter()  #: number of all violations by rule
 
     def add(self, found: Violation, *, in_front: bool = False) -> None:
-        """Add one; beyond the limit it is only counted. `in_front` is what explains those found already."""
+        """Add one; beyond the limit it is only counted. `in_front`: it explains those found already."""
         self.broken[found.rule] += 1
         if in_front:
             self.violations = [found, *self.violations][: self._kept_max]

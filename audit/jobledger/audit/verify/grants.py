@@ -44,7 +44,7 @@ class _Open(msgspec.Struct, gc=False):
 
     grant: int  #: stream sequence of its `granted`
     by: str  #: the author of the grant
-    other_at: datetime | None = None  #: when another granted somebody for the first time after that
+    other_at: datetime | None = None  #: when another author first made a grant after that
 
 
 class GrantRules:
@@ -56,22 +56,22 @@ class GrantRules:
         from_sequence: int = 1,
         limits: tuple[LimitInForce, ...] | None = None,
     ) -> None:
-        """Begin: nobody holds anything. `from_sequence`: of the first event that is told.
+        """Begin: nobody holds anything. `from_sequence`: that of the first event.
 
-        `limits`: what was defined before that, None where nobody says so.
+        `limits`: the definitions before that; None: unknown.
         """
         self._from_sequence = from_sequence
         self.grants = 0  #: jobs that were granted
-        self.void = 0  #: beside them, grants of jobs that did not wait any more
+        self.void = 0  #: grants of jobs that did not wait any more; not among `grants`
         self._holders = Holders()
         self._rates = Rates()
         self._definitions = Definitions()
         self._limits: dict[str, Definition] = {}
-        self._unread: list[tuple[int, LimitEvent]] = []  # not obeyed by any grant so far
+        self._unread: list[tuple[int, LimitEvent]] = []  # definitions that no grant obeyed so far
         self._is_told = from_sequence == 1  # whether all that was defined before is known
         self._before: set[str] = set()  # limits that were defined before
         self._unjudged = 0  # grants of a limit whose definition is not known
-        self._at = 0  # of the newest grant
+        self._at = 0  # stream sequence of the newest grant
         self._open: dict[JobKey, _Open] = {}
         self._newest: RecordStore[int] = RecordStore(_HELD, memory_bytes_max)
         if limits is not None:
@@ -86,7 +86,7 @@ class GrantRules:
             self._is_told = True
 
     def close(self) -> None:
-        """Let go of what was put aside."""
+        """Close the store of records, with its part on the disk."""
         self._newest.close()
 
     def limit(self, event: LimitEvent, message: Message) -> None:

@@ -22,7 +22,7 @@ def broken_link(prev: str, before: bytes | None, *, of: str = "job", age: int = 
     """Return one sentence when an event that names `prev` cannot follow the event with the sha256 `before`, else None.
 
     `before` is None where the event is the first of its chain, a chain of `of`. `age` is the stream sequence of the
-    event before, where that helps whoever reads the sentence.
+    event before, if the sentence should name it.
     """
     if before is None:
         return f"it follows {prev!a}, and no event of its {of} is before it" if prev else None
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     """An archive run, as far as it tells which chains may begin again."""
 
     stream_sequence: int  #: sequence of the event that records it
-    through: int  #: up to which everything was archived
+    through: int  #: stream sequence up to which everything was archived
 
 
 class ChainCheck(msgspec.Struct, frozen=True, kw_only=True):

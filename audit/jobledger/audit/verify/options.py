@@ -1,4 +1,4 @@
-"""What a check of the ledger is told: how strict it is, and what its caller knows."""
+"""The options of a check of the ledger: how strict it is, and what its caller knows."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a ledger is checked."""
 
     timer_tolerance_s: float = TIMER_TOLERANCE_S  #: how early a dispatch may seem
-    overdue_grace_s: float = OVERDUE_GRACE_S  #: how late one may be
-    violations_max: int = VIOLATIONS_MAX  #: kept; all are counted
-    memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: for what is kept of jobs; None: as much as they need
+    overdue_grace_s: float = OVERDUE_GRACE_S  #: how long a job may wait beyond its moment
+    violations_max: int = VIOLATIONS_MAX  #: the most violations that are kept; all are counted
+    memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: memory for records of jobs; None: as much as they need
 
     signatures_checked: bool = False  #: an earlier report that is signed was held to the keys that count
 

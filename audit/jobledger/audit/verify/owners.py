@@ -1,4 +1,4 @@
-"""The rule `owner`: no value of a job that has an owner is in the clear. And what names a destroyed key, for a notice."""
+"""The rule `owner`: no value of a job that has an owner is in the clear. Counts uses of destroyed keys, too."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _closed: Final[msgspec.msgpack.Decoder[_ClosedJob]] = msgspec.msgpack.Decoder(_C
 _encode: Final = msgspec.json.Encoder().encode  # JSON, because it keeps the zone of a time as it was written
 _open: Final[msgspec.json.Decoder[Open]] = msgspec.json.Decoder(Open)
 
-#: Measured with `benchmarks/audit.py`; without the names, which the store counts.
+#: Bytes in memory, measured with `benchmarks/audit.py`, without the names, which the store counts.
 OPEN_BYTES: Final = 640
 ATTEMPT_BYTES: Final = 260
 STEP_BYTES: Final = 480
@@ -59,7 +59,7 @@ def pack(job: Job, digest: bytes) -> bytes:
 
 
 def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:
-    """Return a closed job again, without what no rule looks at once it is closed, and its newest event's hash."""
+    """Return a closed job again, with only what rules still read of it, and its newest event's hash."""
     found = _closed.decode(packed)
     attempts = tuple(
         Attempt(number=number, worker="", epoch=epoch, started_at=_UNKNOWN_TIME, state=state)

@@ -27,7 +27,7 @@ class Reference(msgspec.Struct, frozen=True, gc=False):
     """A large value that an event refers to."""
 
     sha256: str  #: the sha256 of its JSON text; 64 hex digits
-    bytes: int  #: as the event says
+    bytes: int  #: its size, as the event says
     store: StoreName  #: `inputs` where any event refers to it as one
     stream_sequence: int  #: sequence of the first event that refers to it there
     job: str  #: `<queue>/<job id>` of that event
@@ -84,5 +84,5 @@ class References:
         return found
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the temporary file."""
         self._connection.close()

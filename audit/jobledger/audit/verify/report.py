@@ -35,7 +35,7 @@ class AcknowledgedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_sequence: int
     subject: str
-    why: str  #: it is no event
+    why: str  #: why it is no event
     by: str  #: who accepted it
     at: datetime  #: when, by that one's clock
     reason: str
@@ -77,7 +77,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     what: Literal["earlier report", "published seals"]
     file: str
-    sha256: str  #: hex; of the file's bytes
+    sha256: str  #: digest of the file's bytes, in hex
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,16 +88,16 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""  #: the server's URL, without a password; "" for an export
     export: str = ""  #: the folder or manifest of the export; "" for a ledger
     environment: str
-    stream_created_at: str = ""  #: the server's word on when the ledger's stream was made; "" for an export
+    stream_created_at: str = ""  #: when the ledger's stream was made, as the server says; "" for an export
     keys: tuple[str, ...] = ()  #: ids of the public keys whose signatures counted
     evidence: tuple[Evidence, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The proof, or what stands against it."""
+    """The result of a check: the proof, or the violations."""
 
-    sound: bool  #: nothing was found
-    what: Literal["ledger", "export"] = "ledger"  #: was checked
+    sound: bool  #: no violation was found
+    what: Literal["ledger", "export"] = "ledger"  #: what was checked
     from_sequence: int
     head_sequence: int  #: the last stream sequence checked; `from_sequence - 1` when there was none
     head_hash: str  #: hex sha256 of the event there; "" when there was none
@@ -113,13 +113,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     locks: int  #: chains of locks
     seals: int = 0  #: `sealed` events
     grants: int = 0  #: jobs that were granted the slots of their limits, once for each time
-    grants_void: int = 0  #: more of them, of jobs that did not wait any more
+    grants_void: int = 0  #: grants of jobs that did not wait any more; not among `grants`
     runs: int = 0  #: jobs with steps
     children: int = 0  #: jobs that say whose child they are
-    children_unproven: int = 0  #: of them, those whose run began before the range
+    children_unproven: int = 0  #: children whose run began before the range
     copies: int = 0  #: ends of steps that reruns copied
-    copies_unproven: int = 0  #: of them, those whose source was not seen
-    #: of the rules about limits and about runs, those that hold; none where nobody was granted, and where there was no run
+    copies_unproven: int = 0  #: copies whose source was not seen
+    #: rules about limits and runs that hold; those about limits only if there were grants, those about runs only if
+    #: there were runs
     proven: tuple[Rule, ...] = ()
     archived_through: int = (
         0  #: stream sequence up to which the newest `archived` event says that all was archived
@@ -132,12 +133,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: tuple[
         AcknowledgedMessage, ...
     ] = ()  #: the first messages that are no events and were accepted
-    acknowledged_count: int = 0  #: all of them
+    acknowledged_count: int = 0  #: number of all that were accepted
     compared: tuple[CrossCheck, ...] = ()  #: what else was compared with the ledger, and what came of it
     not_proven: tuple[str, ...] = ()  #: what this check does not prove, a sentence each
-    violations: tuple[Violation, ...]  #: the first of them, in the order they were found
-    violations_count: int  #: all of them
-    broken: dict[str, int]  #: all of them by rule
+    violations: tuple[Violation, ...]  #: the first violations, in the order they were found
+    violations_count: int  #: number of all violations
+    broken: dict[str, int]  #: number of all violations by rule
     elapsed_s: float
     made: Origin | None = None  #: None where nobody said
     key: str = ""  #: id of the key that signed the file; "" without a signature

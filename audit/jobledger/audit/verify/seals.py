@@ -117,14 +117,14 @@ class SealWitness:
 
 
 class CutSeals(NamedTuple):
-    """Published seals, apart by whether a restore of the ledger, as it records itself, cut off what they are over."""
+    """Published seals, with and without those over events that a restore cut off, as the ledger records it."""
 
     left: list[Seal]
     notices: list[str]  #: a sentence for each restore that cut some off
 
 
 async def without_cut_off(log: Log, seals: Sequence[Seal]) -> CutSeals:
-    """Leave out the seals that were made before a restore, and go beyond what it brought back.
+    """Leave out seals that were made before a restore, and are over events that it did not bring back.
 
     Raises: CorruptLedgerError, UnreachableError.
     """

@@ -46,7 +46,7 @@ class SetAside:
             )
 
     def forgive(self, violations: Sequence[Violation], broken: Counter[str]) -> list[Violation]:
-        """Return the violations without what was accepted, which is taken from the count `broken` as well."""
+        """Return the violations without those of accepted messages; subtract these from the count `broken`, too."""
         broken["readable"] -= len(self.accepted)
         if not broken["readable"]:
             del broken["readable"]

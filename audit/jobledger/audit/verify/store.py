@@ -35,7 +35,7 @@ _SELECT: Final = "SELECT name, live, record FROM kept WHERE live >= ? ORDER BY n
 
 
 class Form(msgspec.Struct, Generic[R], frozen=True):
-    """What a store has to know of its records."""
+    """The facts that a store needs about its records."""
 
     weigh: Callable[[R], int]  #: bytes it takes in memory, about
     is_live: Callable[[R], bool]
@@ -51,7 +51,7 @@ class RecordStore(Generic[R]):
     """
 
     def __init__(self, form: Form[R], memory_bytes_max: int | None) -> None:
-        """Begin empty; None keeps everything in memory."""
+        """Begin empty; without a limit of memory everything stays there."""
         self._form = form
         self._bytes_max = (
             None if memory_bytes_max is None else memory_bytes_max * _CACHE_PART // (_CACHE_PART + 1)
@@ -170,7 +170,7 @@ def scratch(cache_bytes: int) -> sqlite3.Connection:
     with translated():
         # Some builds keep temporary tables in memory unless told otherwise before the first one is made.
         connection.execute("PRAGMA temp_store = FILE")
-        # Nothing here outlives the process, so nothing has to be safe against its end.
+        # Nothing here outlives the process, so nothing has to survive a crash.
         for setting in (
             "journal_mode = OFF",
             f"cache_size = -{cache_bytes >> 10}",

@@ -15,8 +15,8 @@ class Tally:
     """Counts that only grow, but for `closed`."""
 
     def __init__(self) -> None:
-        self.events = 0  #: whatever they are about
-        self.redacted = 0  #: of them, those whose values were taken out of the archive
+        self.events = 0  #: events of jobs and of all else
+        self.redacted = 0  #: events whose values were taken out of the archive
         self.types: dict[type[JobEvent], int] = dict.fromkeys(EVENT_CLASSES, 0)  #: events of jobs
         self.causes: Counter[str] = Counter()  #: number of `queued` events by cause
         self.lost = 0  #: attempts that were taken over or given up without an outcome

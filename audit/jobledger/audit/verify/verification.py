@@ -29,7 +29,7 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
 
-#: Places that cannot be read, after which `verify` stops: this is no ledger any more.
+#: The number of unreadable places at which `verify` stops: this is no ledger any more.
 UNREADABLE_MAX: Final = 1_000
 _ASK_AGAIN_S: Final = 0.1
 

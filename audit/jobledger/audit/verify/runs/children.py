@@ -36,7 +36,7 @@ from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, ChildOrder
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 
-#: The rules that hold chains to each other.
+#: The rules that compare chains with each other.
 _ACROSS: Final[tuple[Rule, ...]] = ("child", "join", "orphan", "copied")
 _END = (Completed, Cancelled, DeadLettered, Discarded)
 
@@ -60,10 +60,10 @@ class RunRules:
         self.copies = Copies(jobs, from_sequence=from_sequence, is_selection=is_selection)
         self.runs = 0  #: jobs with steps
         self.children = 0  #: jobs that say whose child they are
-        self.children_unproven = 0  #: of them, those whose run began before the range
+        self.children_unproven = 0  #: children whose run began before the range
 
     def close(self) -> None:
-        """Let go of what was put aside."""
+        """Close the store of records, with its part on the disk."""
         self._families.close()
         self.copies.close()
 
@@ -110,7 +110,7 @@ class RunRules:
         return name, self._families.get(name)
 
     def _group(self, name: str, key: str, *, is_whole: bool = True) -> Group:
-        """Return the children of a step, new where nothing is known of any."""
+        """Return the children of a step; a new group if none is known."""
         family = self._families.get(name)
         if family is None:
             family = Family()
@@ -122,7 +122,7 @@ class RunRules:
         return group
 
     def _begins(self, member: Member, child: Job) -> Iterator[Broken]:
-        """Hold the first event of a child to the step that asked for it."""
+        """Compare the first event of a child with the step that asked for it."""
         name = f"{member.queue}/{member.job}"
         record = self._jobs.get(name)
         is_gone = record is None and not self._from_start
@@ -157,13 +157,13 @@ class RunRules:
         group.is_early = False
 
     def _counts(self, before: Job, after: Job, stored: StoredEvent) -> Iterator[Broken]:
-        """Hold the ends that a run counts to those that its children recorded."""
+        """Compare the ends that a run counts with those that its children recorded."""
         fact = fact_in(stored.event)
         assert fact is not None, "it counts ends of children"
         name, family = self._family(after)
         step = before.steps.get(fact.step)
         if step is None or step.order is None:
-            return  # told by the rule of one chain
+            return  # the rule of one chain reports it
         group = self._group(name, fact.step) if family is None else family.groups.get(fact.step, Group())
         known = -1 if group.is_whole else group.begun.number
         early = bits_of(fact.completed) & known & ~group.completed.number
@@ -211,7 +211,7 @@ class RunRules:
             group.waits_since = group.waits_since or stored.stored_at
 
     def _requeued(self, job: Job) -> None:
-        """Take in that a dead letter goes on: its children are no orphans then, nor is it one if its run ended."""
+        """Take in that a dead letter goes on: its children are no orphans then, and neither is it if its run ended."""
         _, family = self._family(job)
         if family is not None:
             family.ended_at = None

@@ -39,7 +39,7 @@ _AT_ONCE: Final = 4_096
 _CREATE: Final = (
     "CREATE TEMP TABLE ends (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, said BLOB NOT NULL)"
 )
-#: What a copy says as its source did; the rest of it is about the attempt that copied.
+#: Fields in which a copy equals its source; all others are about the attempt that copied.
 _SAME: Final = (
     "step",
     "kind",
@@ -71,10 +71,10 @@ class Copies:
         self._rows: list[tuple[int, bytes, bytes]] = []
         self._sources: dict[str, str] = {}  #: by rerun, the run that it names
         self.copies = 0  #: ends of steps and of children that were copied
-        self.unproven = 0  #: of them, those whose source was not seen, or one of both has no values any more
+        self.unproven = 0  #: copies whose source was not seen, or that lost their values, or whose source did
 
     def close(self) -> None:
-        """Let go of what was put aside."""
+        """Close the temporary database."""
         if self._disk is not None:
             self._disk.close()
             self._disk = None
@@ -105,7 +105,7 @@ class Copies:
             self._put_aside()
 
     def _begins(self, name: str, source: RerunOf) -> Iterator[Broken]:
-        """Compare what a rerun records of its source with the newest event of that run, where it names this event."""
+        """Compare what a rerun records of its source with the newest event of that run, if it names that."""
         self._sources[name] = f"{source.queue}/{source.job}"
         record = self._jobs.get(f"{source.queue}/{source.job}")
         if record is None:
@@ -262,7 +262,7 @@ def _in_place(before: Job, event: _Copy, source: RerunOf) -> Iterator[Broken]:
 
 
 def _said(event: _Copy, queue: str, job: str) -> bytes:
-    """Return a hash over what a copy must repeat, and of which run's step it is."""
+    """Return a hash over the run of a step and the fields that a copy must repeat."""
     values = [_plain(getattr(event, name, None)) for name in _SAME]
     return hashlib.sha256(_encode((queue, job, event_type(event), *values))).digest()
 
@@ -272,7 +272,7 @@ def _plain(value: object) -> object:
 
 
 def _said_child(member: Member, queue: str, job: str) -> bytes:
-    """Return a hash over whose end a completion is: of which child, for which item of which run's step."""
+    """Return a hash over the names in a child's completion: the child, its run, step and item."""
     said = ("child", member.queue, member.job, member.step, member.item, queue, job)
     return hashlib.sha256(_encode(said)).digest()
 

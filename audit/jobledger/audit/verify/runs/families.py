@@ -48,8 +48,8 @@ class Group(msgspec.Struct, gc=False):
 
     begun: Items = msgspec.field(default_factory=Items)
     completed: Items = msgspec.field(default_factory=Items)
-    failed: Items = msgspec.field(default_factory=Items)  #: ended otherwise
-    dead: Items = msgspec.field(default_factory=Items)  #: were dead letters, where that is no end
+    failed: Items = msgspec.field(default_factory=Items)  #: children that ended otherwise
+    dead: Items = msgspec.field(default_factory=Items)  #: children that were dead letters, if that is no end
     cancels: bool = True  #: the open ones are cancelled when the run ends
     is_whole: bool = True  #: all that its children did lies in the range that is checked
     waits_for_person: bool = False  #: a dead letter among them has not ended

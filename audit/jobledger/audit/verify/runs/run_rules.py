@@ -99,7 +99,7 @@ _FIELDS_OF: Final = {
 
 def _step(job: Job, event: _StepEvent) -> Broken | None:
     if job.state is not JobState.RUNNING:
-        return None  # the transition table tells
+        return None  # the transition table reports it
     if event.attempt != job.attempts_count:
         sentence = (
             f"`{event_type(event)}` of attempt {event.attempt}, the claim is of attempt {job.attempts_count}"
@@ -122,7 +122,7 @@ def _step(job: Job, event: _StepEvent) -> Broken | None:
 
 
 def _counted(job: Job, event: Joined | _Ready, fact: Joined | JoinFact) -> Broken | None:
-    """Hold an event to what is decided on the ends of children that it counts."""
+    """Compare an event with what is decided on the ends of children that it counts."""
     step = job.steps.get(fact.step)
     if step is None or step.order is None:
         return "join", f"it counts children of step {fact.step!r}, which asked for none"
@@ -148,7 +148,7 @@ def _counted(job: Job, event: Joined | _Ready, fact: Joined | JoinFact) -> Broke
 
 
 def _joined(job: Job, event: Joined) -> Broken | None:
-    """Hold a `joined` to what is decided on the ends that it counts: its own children's, or copied ones."""
+    """Compare a `joined` with what is decided on the ends that it counts: its own children's, or copied ones."""
     if event.copied is None:
         return _counted(job, event, event)
     if job.state is not JobState.RUNNING:
@@ -200,7 +200,7 @@ def _told(job: Job, event: Signalled | _Ready, fact: Signalled | SignalFact) -> 
 
 def _refused_signal(job: Job, event: SignalRefused) -> Broken | None:
     if job.state is not JobState.RUNNING:
-        return None  # the transition table tells
+        return None  # the transition table reports it
     try:
         command = RefuseSignal(
             epoch=job.claim_epoch, step=event.step, name=event.name, signal=event.signal, reason=event.reason
@@ -223,7 +223,7 @@ def _ready(job: Job, event: _Ready) -> Broken | None:
         return "wake", f"`{event_type(event)}` as {event.cause!r} tells what wakes a run: only 'resumed' may"
     if job.state not in {JobState.WAITING, JobState.PAUSED}:
         if not job.steps:
-            return None  # the transition table tells
+            return None  # the transition table reports it
         found = f"`{event_type(event)}` as 'resumed' while it is {job.state.value}"
         return "wake", f"{found}: it is woken once for each `paused`"
     if event.joined is not None and event.signal is not None:
@@ -267,7 +267,7 @@ def _waits(job: Job, event: Paused) -> Broken | None:
         except LedgerError as error:
             return "wake", _refused(event, error)
     else:
-        return None  # the transition table tells
+        return None  # the transition table reports it
     if isinstance(decided, Paused) and decided.event == event.event:
         return None
     return (
@@ -277,7 +277,7 @@ def _waits(job: Job, event: Paused) -> Broken | None:
 
 
 def _ends(job: Job, event: _End) -> Broken | None:
-    """Check the number of open children in a run's end against its steps: they are cancelled by that number."""
+    """Check the number of open children in a run's end against its steps: so many are then cancelled."""
     if not (event.open_children or job.steps):
         return None
     are = open_children(job.steps)
