@@ -23,21 +23,22 @@ from tests.support.s3 import S3, s3_service
 from tests.support.working import Connect, ended, working
 
 from jobledger.admin.archive_place import _mark_of, require_place
-from jobledger.admin.keeper import Keeper, move, retention_of
+from jobledger.admin.keeper import Keeper, clear_once, move, retention_of
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.admin.verbs.retention import SetRetention
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.archive.chain import read_past
 from jobledger.audit.archive.mirror import MARK, drop_files, local_folder
 from jobledger.audit.archive.plan import unread
-from jobledger.audit.archive.record import newest_archived
+from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.errors import ArchiveAbsentError, ArchiveRefusedError
 from jobledger.audit.export import write_export
 from jobledger.audit.export.manifest import FileFormat
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.export.remote import DRAFTS, Remote
-from jobledger.audit.verify import verify
+from jobledger.audit.verify import Report, verify
 from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.model.archive_record import newest_archived
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, RefusedError
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import counting
@@ -105,7 +106,7 @@ class Rig:
 
     def names(self, word: str = "") -> list[str]:
         """Return the names of the files in the bucket that hold a word."""
-        return sorted(each for each in self.s3.objects if word in each)
+        return sorted(each for each in self.s3.objects if word in each and not each.endswith("/"))
 
 
 @pytest.fixture
@@ -623,3 +624,71 @@ def test_commands_take_a_uri_wherever_they_take_the_folder_of_an_archive(
     secret = cli.run("audit", "verify", "--archive", "s3://key:word@bucket/ledger", *cli.where)
     assert secret.code == 2
     assert "word" not in secret.err
+
+
+async def forget(rig: Rig) -> MoveOutcome:
+    """Look as a keeper does whose setting forgets whatever is old."""
+    await rig.set(forget_after_s=0.0)
+    return await clear_once(rig.ledger)
+
+
+async def proof(rig: Rig) -> Report:
+    past = await read_past(rig.ledger.log, [local_folder(rig.uri)])
+    report = await verify(past.log, witnesses=[ArchiveWitness(past, rig.ledger.log)])
+    assert report.sound, report.text()
+    return report
+
+
+async def test_a_keeper_forgets_exports_of_a_bucket_and_any_machine_knows(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large values and all; killed between the removals of any two files, another machine ends it."""
+    for size in (70_000, 20):
+        await rig.run_jobs(2, size=size)
+        await rig.run()
+    (first, second) = sorted({name.split("/")[1] for name in rig.names("manifest")})
+    assert len(rig.names(first)) > 3, "events, a list of values, and values"
+    rig.s3.refuses = lambda method, _key: method == "DELETE"
+    done = await forget(rig)
+    assert (done.forgotten, "no export is forgotten" in done.trouble) == ((), True)
+    report = await proof(rig)
+    assert report.forgotten is not None, "the fact comes first"
+    assert "not proven: events 1 to" in report.text()
+    left = [2]
+
+    def refuses(method: str, _key: str) -> bool:
+        left[0] -= method == "DELETE"
+        return left[0] < 0
+
+    rig.s3.refuses = refuses
+    await forget(rig)
+    rig.s3.refuses = lambda _method, _key: False
+    await proof(rig)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another-machine"))
+    await proof(rig)
+    done = await forget(rig)
+    assert (done.forgotten, done.trouble) == ((), "")
+    assert rig.names(first) == [f"ledger/{first}/manifest.json"]
+    assert len(rig.names(second)) > 1
+    assert (await proof(rig)).forgotten == report.forgotten
+    await rig.run_jobs(2)
+    await rig.run()
+    assert len((await forget(rig)).forgotten) == 1
+    assert rig.names(second) == [f"ledger/{second}/manifest.json"]
+    await proof(rig)
+
+
+async def test_an_export_of_a_race_that_was_lost_is_forgotten_with_the_other(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.run_jobs(2)
+    await rig.run()
+    (name,) = rig.names("manifest")
+    twin = name.split("/")[1].partition(".")[0] + ".0badc0de"
+    for each in rig.names(name.split("/")[1]):
+        rig.s3.objects[f"ledger/{twin}/{each.rpartition('/')[2]}"] = rig.s3.objects[each]
+    await rig.run_jobs(2)
+    await rig.run()
+    assert len((await forget(rig)).forgotten) == 1
+    assert [each.rpartition("/")[2] for each in rig.names(twin)] == ["manifest.json"]
+    await proof(rig)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.archiving import CLAIM, NEW, OLD, CrashError, World
 
 from jobledger.audit.archive.chain import open_archive, read_past
+from jobledger.audit.archive.folder_lock import locked
 from jobledger.audit.archive.redacted_jobs import JobChoice
 from jobledger.audit.archive.redactor import OnRedactProgress, Redaction, Redactor
 from jobledger.audit.archive.witness import ArchiveWitness
@@ -292,14 +293,14 @@ async def test_of_two_runs_at_once_one_is_refused(world: World) -> None:
 
         def __call__(self, step: str, _done: int, _total: int) -> None:
             if step == "write" and not refused:
-                with pytest.raises(ArchiveRefusedError) as caught, redactor(world)._locked():
+                with pytest.raises(ArchiveRefusedError) as caught, locked(world.folder):
                     raise AssertionError("the folder is locked")
                 refused.append(str(caught.value))
 
     await redactor(world, Meeting()).run(JANE, reason=WHY)
     assert refused == [f"another run is at work in {world.folder}: run this again when it has ended"]
     with (
-        redactor(world)._locked(),
+        locked(world.folder),
         pytest.raises(ArchiveRefusedError, match="another archive run is at work"),
     ):
         await world.archive(NEW)

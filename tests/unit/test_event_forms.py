@@ -18,7 +18,15 @@ from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.subjects import JobRef
 
 #: What the release of 14053832, which reads form 1, cannot read.
-NEWER: Final = {"lost", "signal_refused", "restored", "raised", "redacted", "set"}  # `set` of the retention
+NEWER: Final = {
+    "lost",
+    "signal_refused",
+    "restored",
+    "raised",
+    "redacted",
+    "forgotten",
+    "set",
+}  # `set` of the retention
 NEWER_OF_OWNERS: Final = {"held", "unheld", "erasing", "erased"}
 NOW: Final = datetime(2026, 11, 28, 12, tzinfo=UTC)
 BEFORE: Final = Stamp(at=NOW, by="w", form=1)

@@ -58,6 +58,8 @@ def test_what_is_not_named_stays() -> None:
         ({"keep_s": math.nan}, "keep_s is nan"),
         ({"every_s": 0.0}, "every_s must be from 1 to 86,400 seconds, got 0"),
         ({"max_age_s": 59.0}, r"max_age_s must be from 60 \(keep_s\)"),
+        ({"forget_after_s": 59.0}, r"forget_after_s must be from 60 \(keep_s\)"),
+        ({"forget_after_s": math.inf}, "forget_after_s is inf"),
         ({"start": 0.3}, "0 <= aim < start <= 1: got aim 0.4 and start 0.3"),
         ({"start": 1.5}, "start <= 1"),
         ({"aim": math.inf}, "aim is inf"),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from jobledger.admin.errors import ArchiveGapError, MissingEvents
 from jobledger.audit.archive.chain import with_past
-from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.export import JoinedLog
 from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.audit.verify.payloads import PayloadStates
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.archive_record import forgotten_past, newest_archived
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.nats.payloads import Stores
 
@@ -62,4 +62,9 @@ async def missing(
             return None
     newest = await newest_archived(log)
     is_archived = newest is not None and newest.through_sequence >= first - 1
-    return MissingEvents(first_sequence=first, is_archived=is_archived, is_named=bool(places))
+    return MissingEvents(
+        first_sequence=first,
+        is_archived=is_archived,
+        is_named=bool(places),
+        forgotten=await forgotten_past(log),
+    )

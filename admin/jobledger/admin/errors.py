@@ -21,6 +21,7 @@ import msgspec
 
 from jobledger.admin.amounts import size
 from jobledger.ledger.model.errors import InvalidError, NotFoundError, RefusedError
+from jobledger.ledger.model.reactor import ForgottenPast
 
 
 class MissingEvents(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,14 +30,18 @@ class MissingEvents(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int  #: that of the first event that was read
     is_archived: bool  #: an `archived` event says that the rest was moved; without one it is lost
     is_named: bool  #: part of the archive was named, and not all of it
+    forgotten: ForgottenPast | None = None  #: events that the archive has no more, either
 
     def sentence(self, way: str) -> str:
         """Say what the answer lacks; `way`: the command that reads the archive too, in backticks."""
         begin = f"stream sequence {self.first_sequence}"
+        if self.forgotten is not None and self.forgotten.through_sequence >= self.first_sequence - 1:
+            return f"{self.forgotten.words}, are gone for good"
+        kept = "" if self.forgotten is None else f", but for {self.forgotten.words}"
         if self.is_named:
-            return f"the archive that was named begins at {begin}: name the exports before it as well, the oldest first"
+            return f"the archive that was named begins at {begin}: name the exports before it as well, the oldest first{kept}"
         if self.is_archived:
-            return f"events before {begin} were archived, and {way} reads those as well"
+            return f"events before {begin} were archived, and {way} reads those as well{kept}"
         return (
             f"events before {begin} are lost, since no `archived` event says where they are: "
             "see what `jobledger audit verify` finds"

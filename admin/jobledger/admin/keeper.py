@@ -1,6 +1,7 @@
 """A keeper: it looks now and then how full the ledger is, and has its oldest events moved into an archive.
 
-A few times a day it also has large values deleted that no event names any more: see `audit.archive.unnamed`.
+A few times a day it also has the oldest exports of the archive removed, and large values deleted that no event names any
+more: see `audit.archive.forgetter` and `audit.archive.unnamed`.
 
 One process of an environment is the keeper, by a lease of that name; the others wait for it. The work itself is done where
 it disturbs nobody, mostly in a process of its own. Two at once would do no harm: an archive run is refused when another
@@ -27,13 +28,14 @@ from jobledger.admin.amounts import duration, size
 from jobledger.admin.archive_place import is_marked, require_place
 from jobledger.admin.objects.move_outcome import MoveOutcome
 from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive.forgetter import Forgetter
 from jobledger.audit.archive.mirror import local_folder
 from jobledger.audit.archive.plan import bound, stored_before
-from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.archive.slices import Slice, find_slice
 from jobledger.audit.archive.unnamed import clear_values
 from jobledger.audit.errors import ArchiveAbsentError
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.archive_record import newest_archived
 from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError
 from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.log import Head
@@ -141,13 +143,51 @@ async def move_once(ledger: Ledger, projection: Path, default_to: str = "") -> M
 
 
 async def clear_once(ledger: Ledger, default_to: str = "") -> MoveOutcome:
-    """Delete large values that no event names any more; see `clear_values`. `default_to`: as in `move_once`.
+    """Forget exports that are old enough, then delete what no event names any more of the large values.
+
+    See `Forgetter` and `clear_values`. `default_to`: as in `move_once`.
 
     Raises: UnreachableError, where the setting cannot be read.
     """
     terms = await retention_of(ledger, default_to)
     if not terms.to:
         return MoveOutcome(trouble=NO_PLACE)
+    forgot = await _forget(ledger, terms)
+    cleared = await _clear(ledger, terms)
+    return msgspec.structs.replace(
+        cleared,
+        forgotten=forgot.forgotten,
+        forgotten_events=forgot.forgotten_events,
+        held_back_by=forgot.held_back_by,
+        is_due=cleared.is_due or bool(forgot.trouble),
+        trouble="; ".join(filter(None, (forgot.trouble, cleared.trouble))),
+    )
+
+
+async def _forget(ledger: Ledger, terms: Retention) -> MoveOutcome:
+    """Remove the oldest exports of the archive, if the setting says so."""
+    if terms.forget_after_s is None:
+        return MoveOutcome()
+    head, newest = await ledger.log.head(), await newest_archived(ledger.log)
+    if newest is None:
+        return MoveOutcome()
+    try:
+        folder = await anyio.to_thread.run_sync(local_folder, terms.to)
+        await anyio.to_thread.run_sync(require_place, folder, ledger.names, head, newest)
+        done = await Forgetter(ledger.log, folder, lambda: ledger.stamp(BY)).run(
+            _ago(ledger, terms.forget_after_s)
+        )
+    except LedgerError as error:
+        return MoveOutcome(trouble=f"no export is forgotten: {error}")
+    except OSError as error:
+        where = error.filename or terms.to
+        return MoveOutcome(
+            trouble=f"an export is not removed from the archive, {where}: {error.strerror or error}"
+        )
+    return MoveOutcome(forgotten=done.exports, forgotten_events=done.events, held_back_by=done.held_back_by)
+
+
+async def _clear(ledger: Ledger, terms: Retention) -> MoveOutcome:
     stored = StoredValues(ledger.inbox, ledger.names, ledger.inputs)
     try:
         folder = await anyio.to_thread.run_sync(local_folder, terms.to)
@@ -249,7 +289,7 @@ class Keeper:
     def __init__(
         self, ledger: Ledger, work: Work, *, clear: Work | None = None, default_to: str = ""
     ) -> None:
-        """`clear`: deletes large values that nothing names, as `clear_once` does; None: nobody does.
+        """`clear`: forgets exports and deletes large values, as `clear_once` does; None: nobody does.
 
         `default_to`: where events are moved while nobody has said where.
         """
@@ -362,7 +402,7 @@ class Keeper:
         return moved
 
     async def _see_values(self, terms: Retention) -> None:
-        """Have large values deleted that nothing names, now and then, while the archive is there."""
+        """Have old exports forgotten and large values deleted, now and then, while the archive is there."""
         monotonic = self._ledger.clock.monotonic
         if self._clear is None or self._away or monotonic() < self._clear_at:
             return
@@ -373,7 +413,7 @@ class Keeper:
         except TimeoutError:
             cleared = MoveOutcome(
                 is_due=True,
-                trouble=f"a look at large values took more than {_CLEAR_S_MAX:,.0f} s and was ended: none is deleted; "
+                trouble=f"a look at old exports and large values took more than {_CLEAR_S_MAX:,.0f} s and was ended; "
                 "`jobledger retention run --once`, run beside this keeper, takes as long as it needs",
             )
         except Exception as error:  # noqa: BLE001 - as of a killed process: events are to be moved all the same
@@ -383,6 +423,12 @@ class Keeper:
         if not cleared.is_due:
             self._clear_at = monotonic() + _CLEAR_EVERY_S
         self._cleared = cleared
+        if cleared.forgotten:
+            logger.info(
+                "forgot %d exports of the archive, with %d events",
+                len(cleared.forgotten),
+                cleared.forgotten_events,
+            )
         if cleared.values:
             logger.info(
                 "deleted %d large values, %d bytes, that no event names", cleared.values, cleared.values_bytes
@@ -394,7 +440,7 @@ class Keeper:
         self._away = await self._why_no_place(terms, head)
         self._place_up = not self._away and not self._moved.unwritten
         of_events = self._moved.trouble or self._away
-        trouble = (of_events or self._cleared.trouble)[:_TROUBLE_MAX]
+        trouble = (of_events or self._cleared.trouble or self._cleared.held_back_by)[:_TROUBLE_MAX]
         if not of_events:
             self._looked_at = self._ledger.clock.now()
         if trouble and trouble != self._trouble:

@@ -358,7 +358,7 @@ subscribe _INBOX.<id> | chunks of a payload
     "Archiver": _part(
         """It moves what has ended into archives, and takes that from the ledger. It reads as an auditor does.
 
-publish ledger.reactor.<name>.<event> | that the archive was made or redacted, with its hash; `audit seal`
+publish ledger.reactor.<name>.<event> | that the archive was made, redacted or forgotten, with its hash; `audit seal`
 publish ledger.job.<queue>.<job>.<event> | what is carried forward of jobs
 publish ledger.job.<queue>.<job>.queued.<priority> | the job of a tick that nobody had made yet
 publish timer.at.job.<queue>.<job>.<sequence> | the timer of a job that waits, set again

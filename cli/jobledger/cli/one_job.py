@@ -118,7 +118,7 @@ async def _moment(found: FoundJob, past: AsOf, job_id: str, command: str) -> Mom
         return await past.moment(found.log, found.ledger.clock)
     except MomentArchivedError as error:
         hint = f"`{command} {job_id} {option_words(past)} --archive DIR` reads that as well"
-        raise MomentArchivedError(error.what, error.to, hint) from error
+        raise MomentArchivedError(error.what, error.to, error.hint or hint) from error
 
 
 def status_of(job: Job) -> dict[str, str]:

@@ -41,7 +41,7 @@ _DefaultTo = Annotated[
 async def run(cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None) -> int | None:
     """Be the keeper: look now and then, and move old events into the archive, until Ctrl-C.
 
-    Large values that no event names any more are deleted.
+    It also removes exports that are older than the setting keeps them, and large values that no event names any more.
 
     With --once it exits with 4 if events should have been moved and could not be.
     """
@@ -77,7 +77,13 @@ async def run(cli: Cli, *, once: _Once = False, default_to: _DefaultTo = None) -
 
 def _with_values(moved: MoveOutcome, cleared: MoveOutcome) -> MoveOutcome:
     return msgspec.structs.replace(
-        moved, values=cleared.values, values_bytes=cleared.values_bytes, trouble=cleared.trouble
+        moved,
+        values=cleared.values,
+        values_bytes=cleared.values_bytes,
+        forgotten=cleared.forgotten,
+        forgotten_events=cleared.forgotten_events,
+        held_back_by=cleared.held_back_by,
+        trouble=cleared.trouble,
     )
 
 
@@ -93,6 +99,13 @@ def _tell(output: Output, moved: MoveOutcome) -> None:
         )
     elif not moved.trouble:
         output.say("nothing is to be moved")
+    if moved.forgotten:
+        exports = "export" if len(moved.forgotten) == 1 else "exports"
+        output.say(
+            f"forgot {len(moved.forgotten):,} {exports} of the archive, with {moved.forgotten_events:,} events"
+        )
+    if moved.held_back_by:
+        output.note(moved.held_back_by)
     if moved.values:
         output.say(
             f"deleted large values that no event names any more: {moved.values:,}, {size(moved.values_bytes)}"

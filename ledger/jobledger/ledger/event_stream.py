@@ -176,8 +176,7 @@ async def read_from(
 
     Raises: InvalidInputError for a start beyond the ledger's end, SequenceGapError, UnreachableError.
     """
-    names, head = client.log.names, await client.log.head()
-    check_begin(start, head)
+    names, head = client.log.names, await check_begin(start, client.log)
     first = head.last_sequence + 1 if start.live else start_of(head, start.from_sequence or 1)
     feed = OrderedReader(
         client.connection,

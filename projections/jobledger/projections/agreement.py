@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobledger.audit.archive.record import newest_archived
+from jobledger.ledger.model.archive_record import newest_archived
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Head, Log
 from jobledger.ledger.model.times import time_text

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.model.archive_record import forgotten_past
 from jobledger.ledger.model.log import Log
 from jobledger.projections import files
 from jobledger.projections.agreement import refuse_lost_beginning
@@ -88,9 +89,19 @@ async def verify(
             await refuse_lost_beginning(log, position.begins_at - 1, head)
             what = (
                 f"the projection {path} holds everything from stream sequence {position.begins_at:,} on, and the ledger "
-                f"begins at {head.first_sequence:,}, since what came before was archived: compare with `jobledger "
-                "projection verify --archive DIR`, where DIR is the folder of the archive"
+                f"begins at {head.first_sequence:,}"
             )
+            forgotten = await forgotten_past(log)
+            if forgotten is not None and position.begins_at <= forgotten.through_sequence:
+                what += (
+                    f"; {forgotten.words}, are gone for good: rebuild it with `jobledger projection rebuild --archive DIR`, "
+                    "to compare the rest"
+                )
+            else:
+                what += (
+                    ", since what came before was archived: compare with `jobledger projection verify --archive DIR`, where "
+                    "DIR is the folder of the archive"
+                )
             raise PositionArchivedError(path, position.stream_sequence, head.first_sequence, what)
         fresh = Path(folder) / "rebuilt.db"
         with Projector(log, fresh, config=_FRESH, begins_at=position.begins_at) as projector:

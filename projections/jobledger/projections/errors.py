@@ -176,6 +176,7 @@ class MomentArchivedError(ProjectionError):
 
     def __init__(self, what: str, to: str, hint: str = "") -> None:
         self.what = what
+        self.hint = hint  #: what to do; "": to read the archive
         self.to = to  #: the moment, as `jobledger replay --to` takes it
         then = (
             f"`jobledger replay --archive DIR --to {to} --into FILE` makes the tables of that moment from it"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from jobledger.ledger.model.archive_record import forgotten_past
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import SequenceGapError
 from jobledger.ledger.model.log import Log, events_among
@@ -62,11 +63,12 @@ async def moment_of(
             raise MomentAheadError(sentence)
     if oldest and found <= oldest:
         await refuse_lost_beginning(log, found, head)
-        what = (
-            f"the ledger begins at stream sequence {head.first_sequence}, and the moment asked for lies before "
-            "that, in the archive"
-        )
-        raise MomentArchivedError(what, str(found) if at is None else time_text(at))
+        what = f"the ledger begins at stream sequence {head.first_sequence}, and the moment asked for lies before that"
+        to = str(found) if at is None else time_text(at)
+        forgotten = await forgotten_past(log)
+        if forgotten is not None and found <= forgotten.through_sequence:
+            raise MomentArchivedError(what, to, f"{forgotten.words}, are gone for good")
+        raise MomentArchivedError(f"{what}, in the archive", to)
     if at is None and found:
         last = await log.get(found)
         at = last.stored_at if last is not None else None

@@ -13,6 +13,7 @@ from jobledger.admin.keeper import keeper_of
 from jobledger.admin.verbs.kit import Facts, Place, Reason, Told, Verb, option, verb
 from jobledger.audit.watch import audited
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.archive_record import forgotten_past
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.named_chain import look
@@ -49,6 +50,8 @@ class RetentionInfo(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str  #: why it could not move them at its last look; "" if it could, or had none to move
     archived_at: Moment | None  #: when events were moved last; None: never
     archived_through: int | None  #: last stream sequence that was moved
+    forgotten_at: Moment | None  #: when an export was removed from the archive last; None: never
+    forgotten_through: int | None  #: its last stream sequence
 
 
 @verb(
@@ -95,6 +98,10 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
         float | UnsetType | None,
         option("Projections drop moved jobs so long after their end; none: never.", "SPAN|none"),
     ] = UNSET
+    forget_after_s: Annotated[
+        float | UnsetType | None,
+        option("Remove the oldest exports once all their events are older; none: never.", "SPAN|none"),
+    ] = UNSET
     to: Annotated[
         str | UnsetType | None,
         option("Archive: a folder of the keeper's machine, or a URI; none: move nothing.", "DIR|URI|none"),
@@ -105,7 +112,7 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
         """Refuse a wish that changes nothing, or an empty place. Raises: InvalidInputError."""
         if not self.changes:
             raise InvalidInputError(
-                "say what is to change: keep, start, aim, every, max_age, rows_keep or to"
+                "say what is to change: keep, start, aim, every, max_age, rows_keep, forget_after or to"
             )
         if self.to == "":  # perhaps an unset variable of a script: it would remove the archive's place
             raise InvalidInputError(
@@ -165,6 +172,13 @@ class ShowRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
                     "up to",
                     None if found.archived_through is None else f"stream sequence {found.archived_through:,}",
                 ),
+                ("forgotten last", found.forgotten_at),
+                (
+                    "up to",
+                    None
+                    if found.forgotten_through is None
+                    else f"stream sequence {found.forgotten_through:,}",
+                ),
                 ("set", found.changed_at),
                 ("by", found.changed_by or None),
             ]
@@ -175,6 +189,7 @@ async def retention_now(ledger: Ledger) -> RetentionInfo:
     """Return how long the ledger keeps its events, and how that goes. Raises: CorruptLedgerError, UnreachableError."""
     state: RetentionState | None = (await look(ledger.log, RETENTION, MAIN)).state
     keeper, head, seen = await keeper_of(ledger), await ledger.log.head(), await audited(ledger.log)
+    forgotten = await forgotten_past(ledger.log)
     terms = Retention() if state is None else state.terms
     return RetentionInfo(
         terms=terms,
@@ -189,4 +204,6 @@ async def retention_now(ledger: Ledger) -> RetentionInfo:
         trouble="" if keeper is None else keeper.trouble,
         archived_at=seen.archived_at,
         archived_through=seen.archived_through,
+        forgotten_at=None if forgotten is None else forgotten.at,
+        forgotten_through=None if forgotten is None else forgotten.through_sequence,
     )

@@ -20,11 +20,10 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import chained, export_name, exports_in, open_archive, place_of
+from jobledger.audit.archive.chain import archive_chain, export_name, exports_in, open_archive, place_of
 from jobledger.audit.archive.deps import ArchiveDeps, Step
 from jobledger.audit.archive.mirror import drop_past, lies_there, own_name, remove_export, send_export, shown
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
-from jobledger.audit.archive.record import newest_archived, newest_record
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.export import ExportLog, Manifest, Previous, write_export
@@ -33,6 +32,7 @@ from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
 from jobledger.audit.verify.definitions import Definitions, fitting
 from jobledger.ledger.files import make_folder, open_folder, sync_path
+from jobledger.ledger.model.archive_record import forgotten_past, newest_archived, newest_record
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import StoredEvent
@@ -330,8 +330,7 @@ class Archiver:
                     "are: somebody purged it by hand"
                 )
             return None
-        there = exports_in(self._folder, self._log.names) if self._folder.exists() else {}
-        chain = chained(there, newest, self._folder)
+        chain = await archive_chain(self._log, self._folder, may_lack=True)
         await self._require_there(chain[-1])
         if chain[-1].manifest.last_sequence != first - 1:
             raise ArchiveRefusedError(
@@ -520,12 +519,18 @@ class Archiver:
             count=manifest.count,
             folder=place_of(self._folder),
             limits=_in_force(limits, newest, recorded_at, manifest.last_sequence),
+            forgotten=await forgotten_past(self._log),
         )
         try:
             await self._log.append(REACTOR.link(self._log.names, [event], REACTOR.view(*last)))
         except WrongSequenceError as error:
             newest = await newest_archived(self._log)
-            if newest is None or newest.manifest_sha256 != own:
+            found = None if newest is None else newest.manifest_sha256
+            if found == previous:
+                raise ArchiveRefusedError(
+                    "an export was redacted or forgotten meanwhile; nothing was taken away by this run: run it again"
+                ) from error
+            if found != own:
                 raise self._overtaken(export) from error
         self._done.append(export.folder)
         self._events += manifest.count
@@ -548,7 +553,7 @@ class Archiver:
                     f"an earlier run moved events up to stream sequence {through} into {newest.folder or 'another folder'} "
                     f"and was cut off: name that folder, on a machine that has it, and not {self._folder}"
                 )
-            chain = chained(exports_in(self._folder, self._log.names), newest, self._folder)
+            chain = await archive_chain(self._log, self._folder)
             found = await self._check(chain[-1], force=True)
             await anyio.to_thread.run_sync(send_export, chain[-1].folder)
             late = await self._carry_fenced(through)

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import anyio.to_thread
 
-from jobledger.audit.archive.mirror import shown, unlike
-from jobledger.audit.archive.record import newest_archived
+from jobledger.audit.archive.mirror import is_stripped, shown, unlike
 from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import ExportLog, JoinedLog
 from jobledger.audit.export.manifest import MANIFEST, export_folder
 from jobledger.audit.export.remote import remote_of
+from jobledger.ledger.model.archive_record import forgotten_past, newest_archived
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.reactor import Archived
+from jobledger.ledger.model.reactor import Archived, ForgottenPast
 from jobledger.ledger.model.subjects import Names
 
 
@@ -36,7 +36,15 @@ def place_of(folder: Path) -> str:
 
 
 def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
-    """Return the exports in an archive's folder, without drafts and selections, by the sha256 of their manifests.
+    """Return the exports in an archive's folder, by the sha256 of their manifests: one of those that are copies.
+
+    Raises: as `all_exports_in`.
+    """
+    return {export.previous.manifest_sha256: export for export in all_exports_in(folder, names)}
+
+
+def all_exports_in(folder: Path, names: Names) -> list[ExportLog]:
+    """Return the exports in an archive's folder, without drafts and selections, by their names.
 
     Raises: NotFoundError for no such folder, ExportDamagedError, NotAnExportError for one of another environment.
     """
@@ -44,21 +52,28 @@ def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
         places = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"there is no archive folder {folder}") from error
-    found: dict[str, ExportLog] = {}
-    for place in places:
-        if (place / MANIFEST).exists():
-            export = ExportLog(place, names)
-            if export.manifest.complete:
-                found[export.previous.manifest_sha256] = export
-    return found
+    exports = (ExportLog(place, names) for place in places if (place / MANIFEST).exists())
+    return [export for export in exports if export.manifest.complete]
 
 
-def chained(exports: Mapping[str, ExportLog], newest: Archived, folder: Path) -> list[ExportLog]:
-    """Return the exports from the ledger's first event up to the one that `newest` names, the oldest first.
+async def archive_chain(log: Log, folder: Path, *, may_lack: bool = False) -> list[ExportLog]:
+    """Return the exports of an archive from the first event that is not forgotten on, the oldest first.
 
-    Raises: ArchiveIncompleteError when one of them is not there, or another one in its place.
+    None where nothing was ever archived. `may_lack`: a missing folder counts as one without exports.
+
+    Raises: ArchiveIncompleteError when one of them is not there, or another one in its place; NotFoundError,
+        NotAnExportError, ExportDamagedError, UnreachableError.
     """
-    chain, problems = _chain(exports, newest, folder)
+    newest = await newest_archived(log)
+    if newest is None:
+        return []
+    forgotten = await forgotten_past(log)
+
+    def found() -> dict[str, ExportLog]:
+        return {} if may_lack and not folder.exists() else exports_in(folder, log.names)
+
+    exports = await anyio.to_thread.run_sync(found)
+    chain, problems = _chain(exports, newest, forgotten, folder)
     if problems:
         raise ArchiveIncompleteError(problems[0].sentence)
     return chain
@@ -78,12 +93,14 @@ class Past(NamedTuple):
     exports: tuple[ExportLog, ...]  #: the oldest first; none where nothing was ever taken away
     problems: tuple[Problem, ...]
     strangers: tuple[str, ...]  #: exports in the folder that are no part of the archive
+    forgotten: ForgottenPast | None = None  #: what was taken out of the archive for good
+    returned: tuple[str, ...] = ()  #: forgotten exports whose files are in the folder all the same
 
 
 def _chain(
-    exports: Mapping[str, ExportLog], newest: Archived, folder: Path
+    exports: Mapping[str, ExportLog], newest: Archived, forgotten: ForgottenPast | None, folder: Path
 ) -> tuple[list[ExportLog], list[Problem]]:
-    """Follow the manifests back from the one that the ledger names.
+    """Follow the manifests back from the one that the ledger names, up to what is forgotten.
 
     Where the named export is missing and another ends where it should, that one is taken, and reported as a problem.
     """
@@ -92,6 +109,10 @@ def _chain(
     wanted: str | None = newest.manifest_sha256
     through = newest.through_sequence
     while wanted is not None:
+        if forgotten is not None and through <= forgotten.through_sequence:
+            if wanted != forgotten.manifest_sha256:
+                problems.append(_unlike_forgotten(forgotten, wanted, chain))
+            break
         export = exports.get(wanted)
         if export is None:
             export = _in_place(exports, through)
@@ -104,6 +125,15 @@ def _chain(
         # Always below this one, even if a manifest was forged, so that the loop ends.
         through = 0 if previous is None else min(previous.last_sequence, export.manifest.first_sequence - 1)
     return chain[::-1], problems[::-1]
+
+
+def _unlike_forgotten(forgotten: ForgottenPast, wanted: str, chain: Sequence[ExportLog]) -> Problem:
+    by = chain[-1].folder.name if chain else "the ledger"
+    return Problem(
+        forgotten.through_sequence + 1,
+        f"{by} names another export before it than the one up to {forgotten.through_sequence} that was forgotten: the "
+        f"sha256 of its manifest is {wanted}, and that of the forgotten one {forgotten.manifest_sha256}",
+    )
 
 
 def _in_place(exports: Mapping[str, ExportLog], through: int) -> ExportLog | None:
@@ -141,7 +171,7 @@ def _replaced(export: ExportLog, wanted: str, chain: Sequence[ExportLog]) -> Pro
 
 
 async def open_archive(log: Log, folder: Path) -> Log:
-    """Return the ledger with its archived events before it; the ledger alone when nothing was archived.
+    """Return the ledger with its archived events before it, but for forgotten ones; alone when nothing was archived.
 
     The newest export is compared with what the ledger records of it.
 
@@ -150,10 +180,7 @@ async def open_archive(log: Log, folder: Path) -> Log:
     newest = await newest_archived(log)
     if newest is None:
         return log
-    exports = exports_in(folder, log.names)
-    chain, problems = _chain(exports, newest, folder)
-    if problems:
-        raise ArchiveIncompleteError(problems[0].sentence)
+    chain = await archive_chain(log, folder)
     manifest = chain[-1].manifest
     said = (newest.through_sequence, newest.head_hash, newest.digest, newest.count)
     if (manifest.last_sequence, manifest.head_hash, manifest.digest, manifest.count) != said:
@@ -168,7 +195,18 @@ async def with_past(log: Log, places: Sequence[Path]) -> Log:
     """
     if is_archive(places):
         return await open_archive(log, places[0])
-    return JoinedLog([ExportLog(place, log.names) for place in places], log)
+    return JoinedLog(await _named_exports(log, places), log)
+
+
+async def _named_exports(log: Log, places: Sequence[Path]) -> list[ExportLog]:
+    """Return exports that are named one by one. Raises: ArchiveIncompleteError for one that was forgotten."""
+    exports = [ExportLog(place, log.names) for place in places]
+    forgotten = await forgotten_past(log)
+    for export in exports:
+        is_forgotten = forgotten is not None and export.manifest.last_sequence <= forgotten.through_sequence
+        if forgotten is not None and is_forgotten and is_stripped(export.folder):
+            raise ArchiveIncompleteError(f"{export.folder} is no more: {forgotten.words}; leave it out")
+    return exports
 
 
 async def read_past(log: Log, places: Sequence[Path]) -> Past:
@@ -177,17 +215,27 @@ async def read_past(log: Log, places: Sequence[Path]) -> Past:
     Raises: as `with_past`; ArchiveIncompleteError only where nothing lies in the place of an export.
     """
     if not is_archive(places):
-        exports = tuple(ExportLog(place, log.names) for place in places)
+        exports = tuple(await _named_exports(log, places))
         return Past(JoinedLog(exports, log), exports, (), ())
     newest = await newest_archived(log)
     if newest is None:
         return Past(log, (), (), ())
-    found, folder = exports_in(places[0], log.names), places[0]
-    chain, problems = _chain(found, newest, folder)
-    strangers = sorted(export.folder.name for export in found.values() if export not in chain)
+    found, folder, forgotten = exports_in(places[0], log.names), places[0], await forgotten_past(log)
+    chain, problems = _chain(found, newest, forgotten, folder)
+    gone = 0 if forgotten is None else forgotten.through_sequence
+    strangers = [
+        each.folder.name
+        for each in found.values()
+        if each not in chain and each.manifest.last_sequence > gone
+    ]
+    returned = [
+        each.folder.name
+        for each in all_exports_in(folder, log.names)
+        if each.manifest.last_sequence <= gone and not is_stripped(each.folder)
+    ]
     joined = JoinedLog(chain, log, linked=not problems)
     problems += await anyio.to_thread.run_sync(_unlike, chain)
-    return Past(joined, tuple(chain), tuple(problems), tuple(strangers))
+    return Past(joined, tuple(chain), tuple(problems), tuple(sorted(strangers)), forgotten, tuple(returned))
 
 
 def _unlike(chain: Sequence[ExportLog]) -> list[Problem]:

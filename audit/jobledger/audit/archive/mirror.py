@@ -273,6 +273,36 @@ def remove_export(export: Path) -> None:
     shutil.rmtree(export)
 
 
+def is_stripped(export: Path) -> bool:
+    """Return whether nothing of an export is on this machine but its manifest. Raises: OSError."""
+    return all(each.name == MANIFEST for each in export.iterdir())
+
+
+def is_bare(export: Path) -> bool:
+    """Return whether an export has no file but its manifest, here and where its archive is.
+
+    Raises: ArchiveAbsentError, OSError.
+    """
+    remote = remote_of(export.parent)
+    return is_stripped(export) and (remote is None or remote.files(export.name) in ([], [MANIFEST]))
+
+
+def strip_export(export: Path) -> None:
+    """Remove all files of an export but its manifest, here and where its archive is.
+
+    Raises: ArchiveAbsentError, OSError.
+    """
+    remote = remote_of(export.parent)
+    if remote is not None:
+        remote.remove(f"{export.name}/{each}" for each in remote.files(export.name) if each != MANIFEST)
+    for each in sorted(export.iterdir()):
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        elif each.name != MANIFEST:
+            each.unlink()
+    sync_path(export)
+
+
 def send_mark(folder: Path) -> None:
     """Send the mark of an archive that lies elsewhere. Raises: ArchiveAbsentError, OSError."""
     remote = remote_of(folder)

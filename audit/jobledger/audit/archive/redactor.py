@@ -9,20 +9,18 @@ is about. Source: ADR 070.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import chained, exports_in
+from jobledger.audit.archive.chain import archive_chain
+from jobledger.audit.archive.folder_lock import locked
 from jobledger.audit.archive.mirror import shown
-from jobledger.audit.archive.record import newest_archived
 from jobledger.audit.archive.redacted_jobs import ChosenJobs, JobChoice
 from jobledger.audit.errors import ArchiveRefusedError, ExportDamagedError
 from jobledger.audit.export import ExportLog, JoinedLog, Manifest, manifest_sha256
@@ -40,8 +38,9 @@ from jobledger.audit.export.payloads import drop_values, list_kept
 from jobledger.audit.export.remote import remote_of
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify.references import References
-from jobledger.ledger.files import make_folder, open_folder, rename_over, sync_path, write_whole
+from jobledger.ledger.files import make_folder, rename_over, sync_path, write_whole
 from jobledger.ledger.model.aggregate import View
+from jobledger.ledger.model.archive_record import forgotten_past, newest_archived
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import (
@@ -194,7 +193,7 @@ class Redactor:
         if not reason.strip():
             raise InvalidInputError("give a reason: it is kept in the ledger, for whoever asks later")
         self._stamp().require_form(Redacted.since_form, "redacting an archive")
-        with self._locked():
+        with locked(self._folder):
             self._view = REACTOR.view(*await end_of_chain(self._log, REACTOR.chain(self._log.names, ARCHIVE)))
             finished = await self._finish(await self._chain())
             chain = await self._chain()
@@ -211,34 +210,11 @@ class Redactor:
             jobs=redacted, living=living, events=events, exports=tuple(done), finished=tuple(finished)
         )
 
-    @contextlib.contextmanager
-    def _locked(self) -> Generator[None, None, None]:
-        """Keep archive runs and other redactions out of the folder. Raises: ArchiveRefusedError, NotFoundError."""
-        if not self._folder.is_dir():
-            raise NotFoundError(f"there is no archive folder {self._folder}")
-        descriptor = open_folder(self._folder)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise ArchiveRefusedError(
-                f"another run is at work in {self._folder}: run this again when it has ended"
-            ) from error
-        except OSError as error:
-            os.close(descriptor)
-            raise ArchiveRefusedError(
-                f"{self._folder} cannot be locked ({error.strerror}): redact the archive where its file system has locks"
-            ) from error
-        try:
-            yield
-        finally:
-            os.close(descriptor)
-
     async def _chain(self) -> list[ExportLog]:
         """Return the exports of the archive, the oldest first.
 
         Raises: ArchiveRefusedError where nothing was archived, or not yet taken out of the ledger, or the archive lies behind a
-            URI; as `chained`.
+            URI; as `archive_chain`.
         """
         if remote_of(self._folder) is not None:
             raise ArchiveRefusedError(
@@ -249,7 +225,7 @@ class Redactor:
         if newest is None:
             raise ArchiveRefusedError("nothing was ever archived, so there is nothing to redact")
         await self._require_purged(newest)
-        return chained(exports_in(self._folder, self._log.names), newest, self._folder)
+        return await archive_chain(self._log, self._folder)
 
     async def _require_purged(self, newest: Archived) -> None:
         if (await self._log.head()).first_sequence <= newest.through_sequence:
@@ -270,8 +246,10 @@ class Redactor:
                 jobs.add(events_among(batch))
                 self._on_progress("look", min(batch[-1].stream_sequence, last), last)
         if unknown := jobs.unknown():
+            past = await forgotten_past(self._log)
+            but = "" if past is None else f"; nobody has {past.words}"
             raise NotFoundError(
-                f"neither the archive nor the ledger has {first_few(unknown, _SHOWN_MAX)}: nothing was redacted"
+                f"neither the archive nor the ledger has {first_few(unknown, _SHOWN_MAX)}: nothing was redacted{but}"
             )
         return jobs
 
@@ -290,7 +268,7 @@ class Redactor:
 
     async def _redact(self, export: ExportLog, jobs: ChosenJobs, reason: str) -> int:
         """Take the values of the chosen jobs out of an export; return how many events lost some."""
-        draft = _draft_of(export)
+        draft = draft_of(export)
         await anyio.to_thread.run_sync(make_folder, draft)
         try:
             written = await self._write(export, jobs, draft)
@@ -363,11 +341,11 @@ class Redactor:
         """Put in place what an earlier run recorded; remove what one wrote and did not record. Return the exports' names."""
         finished: list[str] = []
         async for export in self._recorded(chain):
-            await self._place(_draft_of(export), export)
+            await self._place(draft_of(export), export)
             finished.append(export.folder.name)
         for export in chain:
             with contextlib.suppress(FileNotFoundError):
-                await anyio.to_thread.run_sync(shutil.rmtree, _draft_of(export))
+                await anyio.to_thread.run_sync(shutil.rmtree, draft_of(export))
         return finished
 
     async def _recorded(self, chain: Sequence[ExportLog]) -> AsyncGenerator[ExportLog, None]:
@@ -377,7 +355,7 @@ class Redactor:
         """
         for at in reversed(range(len(chain))):
             export = chain[at]
-            draft = _draft_of(export)
+            draft = draft_of(export)
             if (draft / MANIFEST).exists():
                 fact = await self._newest_fact(export, chain[at + 1 :])
                 if fact is not None and fact.manifest_sha256 == manifest_sha256(draft):
@@ -408,7 +386,7 @@ class Redactor:
         await anyio.to_thread.run_sync(shutil.rmtree, draft)
 
 
-def _draft_of(export: ExportLog) -> Path:
+def draft_of(export: ExportLog) -> Path:
     """Return the folder of an export's new files: inside the export, so that they need only be renamed."""
     return export.folder / _DRAFT
 

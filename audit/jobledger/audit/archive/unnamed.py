@@ -15,11 +15,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import chained, exports_in
-from jobledger.audit.archive.record import newest_archived
+from jobledger.audit.archive.chain import archive_chain
 from jobledger.audit.export import ExportLog, Manifest
 from jobledger.audit.verify.store import scratch, translated
 from jobledger.ledger.model.codec import Message
@@ -121,11 +119,11 @@ async def exports_without_values(log: Log, folder: Path) -> list[ExportLog]:
 
     Raises: ArchiveIncompleteError, NotFoundError, NotAnExportError, ExportDamagedError, UnreachableError.
     """
-    newest = await newest_archived(log)
-    if newest is None:
-        return []
-    chain = await anyio.to_thread.run_sync(lambda: chained(exports_in(folder, log.names), newest, folder))
-    return [each for each in chain if each.manifest.count and not _has_values(each.manifest)]
+    return [
+        each
+        for each in await archive_chain(log, folder)
+        if each.manifest.count and not _has_values(each.manifest)
+    ]
 
 
 def _has_values(manifest: Manifest) -> bool:

@@ -24,7 +24,7 @@ from jobledger.audit.verify.report import CrossCheck
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log, events_among
-from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, Redacted
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, Forgotten, Redacted
 from jobledger.ledger.model.times import shown_time
 
 _PROBLEMS_MAX: Final = 100  # with large values, of each export
@@ -60,6 +60,10 @@ class ArchiveWitness:
         self._totals, self._redactions = Totals(), Redactions()
         self._redacted: list[_RedactionSum] = []
         self._facts: dict[int, Redacted] = {}  # by the first sequence of the export, the newest one
+        first = past.exports[0].manifest.first_sequence if past.exports else 1
+        self._begin = max(from_sequence, first)
+        self._archived: dict[int, Archived] = {}  # by last sequence
+        self._forgotten: dict[int, Forgotten] = {}  # by last sequence
         self._reached = 0
         self._found: dict[int, _ExportSum] = {}  # by last sequence; not yet named by an `archived` event
         self._problems: list[tuple[int, str]] = [(each[0], each[1]) for each in past.problems]
@@ -68,12 +72,12 @@ class ArchiveWitness:
 
     def feed(self, batch: Sequence[Message]) -> None:
         """Take what was read; see `audit.Witness`."""
+        self._reached = batch[-1].stream_sequence if batch else self._reached
         for message in batch:
             if self._waiting:
                 self._add(message)
             if not isinstance(message, StoredEvent) and message.subject.startswith(self._chain):
                 self._compare(message)
-        self._reached = batch[-1].stream_sequence if batch else self._reached
 
     def _add(self, message: Message) -> None:
         manifest, sequence = self._waiting[0].manifest, message.stream_sequence
@@ -95,11 +99,15 @@ class ArchiveWitness:
             return  # which the checker tells
         if isinstance(event, Redacted):
             self._facts[event.first_sequence] = event
+        if isinstance(event, Forgotten):
+            self._compare_forgotten(event, message.stream_sequence)
         if not isinstance(event, Archived):
             return
+        self._archived[event.through_sequence] = event
         found = self._found.pop(event.through_sequence, None)
         if found is None:
-            self._unmatched += event.through_sequence not in self._skipped
+            is_known = event.through_sequence in self._skipped or event.through_sequence <= self._gone
+            self._unmatched += not is_known
             return
         first = found.export.manifest.first_sequence
         said = (event.count, event.digest, event.head_hash)
@@ -117,6 +125,30 @@ class ArchiveWitness:
         else:
             self._agreeing += 1
 
+    @property
+    def _gone(self) -> int:
+        """The last event that is forgotten; 0 without any."""
+        return 0 if self._past.forgotten is None else self._past.forgotten.through_sequence
+
+    def _compare_forgotten(self, event: Forgotten, stream_sequence: int) -> None:
+        """Compare what was forgotten with what an archive run had recorded of it, if that has to be among what was read."""
+        self._forgotten[event.last_sequence] = event
+        is_read = (
+            self._is_archive and self._begin - 1 <= event.last_sequence and stream_sequence <= self._reached
+        )
+        then = self._archived.get(event.last_sequence)
+        said = (event.events, event.digest, event.head_hash, event.manifest_sha256)
+        if then is None:
+            is_wrong = is_read
+        else:
+            is_wrong = said != (then.count, then.digest, then.head_hash, then.manifest_sha256)
+        if is_wrong:
+            self._say(
+                stream_sequence,
+                f"`forgotten` of stream sequence {event.first_sequence} to {event.last_sequence} names another export than "
+                "the `archived` event of these",
+            )
+
     def _say(self, stream_sequence: int, sentence: str) -> None:
         self._problems.append((stream_sequence, sentence))
 
@@ -127,6 +159,15 @@ class ArchiveWitness:
         await self._read_facts_behind()
         for redacted in self._redacted:
             self._compare_redacted(redacted)
+        past = self._past.forgotten
+        if past is not None:
+            checker.forgotten = past
+            fact = self._forgotten.get(past.through_sequence)
+            if not self._skipped and (fact is None or fact.past != past):
+                self._say(
+                    past.through_sequence + 1,
+                    f"`archived` says that events up to {past.through_sequence} were forgotten, and no `forgotten` event does",
+                )
         for export in self._past.exports:
             await anyio.to_thread.run_sync(self._check_payloads, export)
         for sequence, sentence in sorted(self._problems, reverse=True):
@@ -158,17 +199,17 @@ class ArchiveWitness:
             self._unmatched += 1
 
     async def _read_facts_behind(self) -> None:
-        """Take the redactions that were recorded after what was read, where the check ends before the ledger does."""
+        """Take what was redacted and forgotten after what was read, where the check ends before the ledger does."""
         log = self._past.log
         if self._reached >= (await log.head()).last_sequence:
             return
-        subject = REACTOR.of_type(log.names, "redacted", ARCHIVE)
-        async with contextlib.aclosing(
-            log.read_messages(from_sequence=self._reached + 1, subject=subject)
-        ) as batches:
-            async for batch in batches:
-                for message in events_among(batch):
-                    self._compare(message)
+        for kind in ("redacted", "forgotten"):
+            subject = REACTOR.of_type(log.names, kind, ARCHIVE)
+            read = log.read_messages(from_sequence=self._reached + 1, subject=subject)
+            async with contextlib.aclosing(read) as batches:
+                async for batch in batches:
+                    for message in events_among(batch):
+                        self._compare(message)
 
     def _compare_redacted(self, found: _RedactionSum) -> None:
         """Compare an export's redacted lines, and the manifest that names them, with what was recorded of them."""
@@ -207,6 +248,13 @@ class ArchiveWitness:
             said += f"; {len(self._skipped):,} begin before what was read"
         if self._unmatched:
             said += f"; {self._unmatched:,} could not be compared, since no export ends where `archived` says"
+        if bare := [each for each in self._forgotten.values() if each.stored_until is None]:
+            gone = ", ".join(f"{each.first_sequence:,} to {each.last_sequence:,}" for each in bare[:5])
+            said += f"; before they were forgotten, the files of these were gone already: {gone}"
+        if self._past.returned:
+            said += (
+                f"; forgotten, and files of it are there all the same: {', '.join(self._past.returned[:5])}"
+            )
         if self._past.strangers:
             said += f"; no part of the archive: {', '.join(self._past.strangers[:5])}"
         return said

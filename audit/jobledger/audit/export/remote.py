@@ -83,6 +83,14 @@ class Remote:
             each.base_name for each in found if each.type == is_folder and _NAME.fullmatch(each.base_name)
         )
 
+    def files(self, name: str) -> list[str]:
+        """Return the names of the files of an export, as they are inside it."""
+        with self._asked():
+            selector = self._arrow.FileSelector(f"{self._root}/{name}", recursive=True, allow_not_found=True)
+            found: list[Any] = self._files.get_file_info(selector)
+        is_file = self._arrow.FileType.File
+        return sorted(each.path.rpartition(f"/{name}/")[2] for each in found if each.type == is_file)
+
     def present(self, names: Sequence[str]) -> list[str]:
         """Return which of these files are there."""
         with self._asked():

@@ -113,7 +113,7 @@ async def _held(export: ExportLog, log: Log, chains: _Chains, last: int) -> int:
     if head.last_sequence < first - 1:
         raise RefusedError(
             f"the ledger ends at stream sequence {head.last_sequence}, and the export begins at {first}: "
-            "bring back first what comes before"
+            "bring back first what comes before, or, if that was forgotten, a back-up of the server"
         )
     if head.last_sequence > export.manifest.last_sequence:
         raise RefusedError(

@@ -41,7 +41,14 @@ from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.owner import OWNER
-from jobledger.ledger.model.reactor import Archived, LimitInForce, Restored, SealRecorded
+from jobledger.ledger.model.reactor import (
+    Archived,
+    Forgotten,
+    ForgottenPast,
+    LimitInForce,
+    Restored,
+    SealRecorded,
+)
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
@@ -142,6 +149,7 @@ class Checker:
         self._actors = ActorRule()
         self._owners = OwnerRule(self._others[OWNER.name])
         self._archived: Archived | None = None  # the newest one
+        self.forgotten: ForgottenPast | None = None  #: also set by who knows it from events that are not read
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
         self._total = hashlib.sha256()
@@ -223,7 +231,10 @@ class Checker:
         event, found = chains.feed(message, digest, archived_through=self._archived_through)
         if isinstance(event, Archived):
             self._archived = event
+            self.forgotten = event.forgotten or self.forgotten
             found += self._grants.archived(event)
+        elif isinstance(event, Forgotten):
+            self.forgotten = event.past
         elif isinstance(event, SealRecorded):
             self._seals += 1
         elif isinstance(event, Restored):
@@ -503,6 +514,7 @@ class Checker:
             copies_unproven=runs.copies.unproven,
             proven=(*self._grants.proven(self._found.broken), *runs.proven(self._found.broken)),
             archived_through=archived.through_sequence if archived is not None else 0,
+            forgotten=self.forgotten,
             timers_pending=timers_pending,
             times=self._times.found,
             sealed_late=self._owners.late,

@@ -11,6 +11,7 @@ import msgspec
 from jobledger.audit.trail_words import count
 from jobledger.audit.verify.times import Times
 from jobledger.ledger.model.aggregate import Rule
+from jobledger.ledger.model.reactor import ForgottenPast
 from jobledger.ledger.model.times import shown_time
 
 #: The rules about runs, as they are listed.
@@ -125,6 +126,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     archived_through: int = (
         0  #: stream sequence up to which the newest `archived` event says that all was archived
     )
+    forgotten: ForgottenPast | None = None  #: what the archive has no more, as the ledger says
     timers_pending: int  #: jobs that wait for a moment
     times: Times = Times()  #: how the server's times of storing fit the events
     sealed_late: int = 0  #: events that name a key of an owner which was recorded as destroyed before

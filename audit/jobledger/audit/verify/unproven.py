@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from jobledger.audit.verify.report import Report
+from jobledger.ledger.model.reactor import ForgottenPast
 
 TIMES: Final = (
     "when the server stored an event: its time (`stored_at`) is in no hash and no seal, and was only held to the "
@@ -43,7 +44,7 @@ def unproven(
     if is_selection:
         yield "that no event is missing at the end of a chain, for the export holds a selection of the events"
     if begin > 1:
-        yield _before(begin, is_part=is_part)
+        yield from _before(begin, None if is_part else report.forgotten, is_part=is_part)
     if report.redacted:
         yield _redacted(report.redacted)
     yield from _of_runs(report, is_selection=is_selection)
@@ -64,13 +65,16 @@ def unproven(
         yield TIMES
 
 
-def _before(begin: int, *, is_part: bool) -> str:
+def _before(begin: int, forgotten: ForgottenPast | None, *, is_part: bool) -> Iterator[str]:
     if is_part:
-        return (
+        yield (
             f"what needs the events before {begin:,}: of jobs begun before it, "
             "the links between their events were checked"
         )
-    return f"what was archived before {begin:,}: name it with --archive"
+    elif forgotten is None or forgotten.through_sequence < begin - 1:
+        yield f"what was archived before {begin:,}: name it with --archive"
+    if forgotten is not None:
+        yield forgotten.words
 
 
 def _redacted(count: int) -> str:

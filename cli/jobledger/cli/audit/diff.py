@@ -77,7 +77,7 @@ async def _diff(cli: Cli, before: str, after: str, archives: Sequence[Path]) -> 
             ]
         except MomentArchivedError as error:
             hint = f"`jobledger audit diff {shlex.join((before, after))} --archive DIR` reads that as well"
-            raise MomentArchivedError(error.what, error.to, hint) from error
+            raise MomentArchivedError(error.what, error.to, error.hint or hint) from error
         if one.log is other.log and one.last_sequence > other.last_sequence:
             raise UsageError(f"{before} comes after {after}: give the earlier moment first")
         with cli.output.progress("comparing") as progress:

@@ -271,7 +271,7 @@ class Feed:
             return None
         if start.from_sequence is not None:
             if start.from_sequence > self._head + 1:  # another gateway may have read further
-                check_begin(start, await self._ledger.log.head())
+                await check_begin(start, self._ledger.log)
             return start.from_sequence - 1
         return (await self._ledger.log.head()).last_sequence if start.live else 0
 

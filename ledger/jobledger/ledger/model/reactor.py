@@ -14,6 +14,7 @@ import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.envelope import Envelope, Moment, Signed, Whole
+from jobledger.ledger.model.times import shown_time
 
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
 ARCHIVE: Final = "archive"  #: the reactor that moves old events into files
@@ -50,6 +51,21 @@ class LimitInForce(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     event: msgspec.Raw  #: its bytes, which later readers decode themselves
 
 
+class ForgottenPast(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The events that are neither in the ledger nor in its archive any more: all up to `through_sequence`."""
+
+    first_sequence: Whole  #: the first event of the export that was forgotten last
+    through_sequence: Whole  #: its last one
+    manifest_sha256: str  #: hex; by this the export after it names it
+    at: Moment  #: when it was forgotten
+    by: str  #: who forgot it
+
+    @property
+    def words(self) -> str:
+        """What was forgotten, for a person: `events 1 to 4,711, forgotten on 2036-01-02 03:04:05Z by keeper`."""
+        return f"events 1 to {self.through_sequence:,}, forgotten on {shown_time(self.at)} by {self.by}"
+
+
 class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     """All events up to a sequence lie in an export, and may be gone from the stream."""
 
@@ -60,6 +76,7 @@ class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     count: Whole  #: events in the export
     folder: str = ""  #: folder of the archive, as `<host>:<path>` at the machine of the run; only for people
     limits: tuple[LimitInForce, ...] | None = None  #: as defined at `through_sequence`; absent: not known
+    forgotten: ForgottenPast | None = None  #: what was forgotten before this run; absent: nothing
 
 
 class Redacted(_Fact, frozen=True, kw_only=True, tag="redacted", gc=False):
@@ -75,6 +92,35 @@ class Redacted(_Fact, frozen=True, kw_only=True, tag="redacted", gc=False):
     events: Whole  #: how many events of the export have no values now
     lines_sha256: str  #: hex; over their lines in the export's files
     reason: str  #: why; for people alone
+
+
+class Forgotten(_Fact, frozen=True, kw_only=True, tag="forgotten", gc=False):
+    """The oldest export of the archive is removed after this event: nobody can prove its events any more.
+
+    They are in neither the ledger nor the archive. The export's manifest stays, since the next one names it.
+    """
+
+    since_form = 2
+    first_sequence: Whole  #: the first stream sequence of the export
+    last_sequence: Whole  #: the last one
+    events: Whole  #: how many there are in it
+    manifest_sha256: str  #: hex; by this `archived` and the next export name it
+    head_hash: str  #: hex sha256 of the event at `last_sequence`
+    digest: str  #: digest of all events of the export, as in its manifest
+    stored_until: Moment | None = (
+        None  #: when the newest of the events was stored; absent: the files were gone before
+    )
+
+    @property
+    def past(self) -> ForgottenPast:
+        """What is forgotten from here on."""
+        return ForgottenPast(
+            first_sequence=self.first_sequence,
+            through_sequence=self.last_sequence,
+            manifest_sha256=self.manifest_sha256,
+            at=self.at,
+            by=self.by,
+        )
 
 
 class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
@@ -178,13 +224,14 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
-ReactorEvent = SealRecorded | Archived | Redacted | Counted | Verified | Restored | FormRaised
+ReactorEvent = SealRecorded | Archived | Redacted | Forgotten | Counted | Verified | Restored | FormRaised
 
 #: The reactor to whose chain each type of event belongs.
 _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
     SealRecorded: SEALS,
     Archived: ARCHIVE,
     Redacted: ARCHIVE,
+    Forgotten: ARCHIVE,
     Counted: ARCHIVE,
     Verified: VERIFY,
     Restored: RESTORE,
@@ -196,13 +243,18 @@ class ReactorState(msgspec.Struct, frozen=True, gc=False):
     """The state of a reactor's chain."""
 
     archived_through: int = 0  #: `through_sequence` of its newest `archived`
+    forgotten_through: int = 0  #: the last event that is forgotten; 0: none is, or that is not known
 
 
 def evolve(before: ReactorState | None, event: ReactorEvent, _stream_sequence: int) -> ReactorState:
     """Return the state of a reactor's chain after `event`."""
+    before = before or ReactorState()
     if isinstance(event, Archived):
-        return ReactorState(event.through_sequence)
-    return before or ReactorState()
+        forgotten = before.forgotten_through if event.forgotten is None else event.forgotten.through_sequence
+        return ReactorState(event.through_sequence, forgotten)
+    if isinstance(event, Forgotten):
+        return ReactorState(before.archived_through, event.last_sequence)
+    return before
 
 
 def _words(event: ReactorEvent) -> str:
@@ -213,6 +265,9 @@ def _words(event: ReactorEvent) -> str:
             return f"up to {through}, {count:,} events"
         case Redacted(first_sequence=first, events=count, reason=reason):
             return f"{count:,} events of the export from {first} on: {reason}"
+        case Forgotten(first_sequence=first, last_sequence=last, stored_until=until):
+            gone = ", whose files were gone before" if until is None else ""
+            return f"the export of {first} to {last}{gone}"
         case Counted(through_sequence=through, part=part, parts=parts):
             return f"up to {through}, part {part} of {parts}"
         case Restored(backup=backup, through_sequence=through, lost_through=lost):
@@ -233,8 +288,11 @@ def _check(before: ReactorState | None, event: ReactorEvent, stream_sequence: in
             known = 0 if before is None else before.archived_through
             if not known < through < stream_sequence:
                 yield "archive", f"`archived` through {through} follows one through {known}"
+            yield from _check_said_again(before, event)
         case Redacted() | Counted():
             yield from _check_beside(event, stream_sequence)
+        case Forgotten():
+            yield from _check_forgotten(before, event)
         case Verified(from_sequence=first, to_sequence=last):
             if not 0 < first <= last + 1 <= stream_sequence:
                 yield "transition", f"`verified` of {first} to {last} is stored at {stream_sequence}"
@@ -260,6 +318,24 @@ def _check_beside(event: Redacted | Counted, stream_sequence: int) -> Iterator[B
         yield "archive", f"{what} is stored at {stream_sequence}"
     if not 1 <= event.part <= event.parts:
         yield "archive", f"it is part {event.part} of {event.parts}"
+
+
+def _check_said_again(before: ReactorState | None, event: Archived) -> Iterator[Broken]:
+    """Check what an archive run says once more of what was forgotten before it."""
+    known = 0 if before is None else before.forgotten_through
+    said = 0 if event.forgotten is None else event.forgotten.through_sequence
+    if not said < event.through_sequence or (known and said != known):
+        yield "archive", f"`archived` says that {said} is the last forgotten event, and before it {known} was"
+
+
+def _check_forgotten(before: ReactorState | None, event: Forgotten) -> Iterator[Broken]:
+    """Check that an export is forgotten after all before it, and that it is not the newest one."""
+    first, last = event.first_sequence, event.last_sequence
+    known, through = (0, 0) if before is None else (before.forgotten_through, before.archived_through)
+    if not 0 < first <= last or event.events != last - first + 1 or (known and first != known + 1):
+        yield "archive", f"`forgotten` of {first} to {last}, {event.events} events, follows one up to {known}"
+    if through and not last < through:
+        yield "archive", f"`forgotten` of {first} to {last}: the newest export goes up to {through}"
 
 
 def _check_restored(event: Restored, stream_sequence: int) -> Iterator[Broken]:

@@ -45,6 +45,9 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     rows_keep_s: float | None = (
         None  #: projections keep rows of moved jobs so long after the job's end, in seconds; none: for ever
     )
+    forget_after_s: float | None = (
+        None  #: exports of the archive are removed once all of their events are older, in seconds; none: never
+    )
     to: str = ""  #: the archive: a folder of the keeper's machine, or a URI; "": a keeper moves nothing
 
 
@@ -103,10 +106,16 @@ def _check_terms(terms: Retention) -> None:
         ("every_s", terms.every_s, EVERY_S_MIN, EVERY_S_MAX),
         ("max_age_s", terms.keep_s if terms.max_age_s is None else terms.max_age_s, terms.keep_s, SPAN_S_MAX),
         ("rows_keep_s", terms.rows_keep_s or 0.0, 0.0, SPAN_S_MAX),
+        (
+            "forget_after_s",
+            terms.keep_s if terms.forget_after_s is None else terms.forget_after_s,
+            terms.keep_s,
+            SPAN_S_MAX,
+        ),
     ):
         check_finite(name, value)
         if not least <= value <= most:
-            floor = f"{least:,.0f} (keep_s)" if name == "max_age_s" else f"{least:g}"
+            floor = f"{least:,.0f} (keep_s)" if name in {"max_age_s", "forget_after_s"} else f"{least:g}"
             raise InvalidInputError(f"{name} must be from {floor} to {most:,.0f} seconds, got {value:g}")
     check_finite("start", terms.start)
     check_finite("aim", terms.aim)
@@ -165,10 +174,11 @@ def retention_words(terms: Retention) -> str:
     """Return a setting for a person: `keep 30 d; above 60 % down to 40 %, into /srv/archive; looks each 300 s`."""
     older = "" if terms.max_age_s is None else f", and what is older than {_span(terms.max_age_s)}"
     rows = "" if terms.rows_keep_s is None else f"; rows of moved jobs stay {_span(terms.rows_keep_s)}"
+    gone = "" if terms.forget_after_s is None else f"; forget exports after {_span(terms.forget_after_s)}"
     where = f"into {terms.to}" if terms.to else "into the folder that the keeper was started with, if any"
     return (
         f"keep {_span(terms.keep_s)}; above {terms.start:.0%} of the room move down to {terms.aim:.0%}{older}, {where}; "
-        f"look each {_span(terms.every_s)}{rows}"
+        f"look each {_span(terms.every_s)}{rows}{gone}"
     )
 
 

@@ -20,6 +20,7 @@ _UNITS_S: Final = {
     **dict.fromkeys(("h", "hour", "hours"), 3600),
     **dict.fromkeys(("d", "day", "days"), 86_400),
     **dict.fromkeys(("w", "week", "weeks"), 604_800),
+    **dict.fromkeys(("y", "year", "years"), 31_536_000),
 }
 
 
@@ -74,7 +75,7 @@ def read_time_of_day(text: str) -> time | None:
 
 
 def read_span(text: str) -> timedelta | None:
-    """Read a span such as 90s, 30m, 1h30m, `2 days`, 7d or 2w; None for anything else. Raises: OverflowError."""
+    """Read a span such as 90s, 30m, 1h30m, `2 days`, 7d, 2w or 1y (365 days); None for anything else. Raises: OverflowError."""
     parts = _PARTS.findall(text) if _SPAN.fullmatch(text.strip()) is not None else []
     if not parts or any(unit.lower() not in _UNITS_S for _, unit in parts):
         return None

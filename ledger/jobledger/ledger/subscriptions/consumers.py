@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.model.archive_record import forgotten_past
 from jobledger.ledger.model.errors import (
     InvalidInputError,
     LedgerError,
     SequenceGapError,
     ServerUnreachableError,
 )
-from jobledger.ledger.model.log import Head
+from jobledger.ledger.model.log import Head, Log
 from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, Names, check_token
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.durables import delete_consumer, find_consumer, list_consumers, make_consumer
@@ -76,11 +77,12 @@ def consumer_settings(names: Names, wanted: EventFilter, start: Start, ack_wait_
     return {**settings, "deliver_policy": "all"}
 
 
-def check_begin(start: Start, head: Head) -> None:
-    """Refuse to begin where the ledger has no events, or has none any more.
+async def check_begin(start: Start, log: Log) -> Head:
+    """Refuse to begin where the ledger has no events, or has none any more; return its two ends.
 
-    Raises: InvalidInputError, SequenceGapError.
+    Raises: InvalidInputError, SequenceGapError, UnreachableError.
     """
+    head = await log.head()
     wanted = start.from_sequence or 1
     if wanted > head.last_sequence + 1:
         raise InvalidInputError(
@@ -88,11 +90,16 @@ def check_begin(start: Start, head: Head) -> None:
             f"{head.last_sequence + 1} at most; if it was right once, the ledger was rewound since"
         )
     if 1 < wanted < head.first_sequence:
-        message = (
-            f"the ledger begins at stream sequence {head.first_sequence}: {wanted} is not held any more; "
-            f"read the archive first, or begin at {head.first_sequence}"
-        )
+        forgotten = await forgotten_past(log)
+        if forgotten is None or forgotten.through_sequence < wanted:
+            where = (
+                f"{wanted} is not held any more; read the archive first, or begin at {head.first_sequence}"
+            )
+        else:
+            where = f"{forgotten.words}, are gone for good; begin later"
+        message = f"the ledger begins at stream sequence {head.first_sequence}: {where}"
         raise SequenceGapError(message, stream_sequence=wanted, next_sequence=head.first_sequence)
+    return head
 
 
 async def find_subscription(inbox: Inbox, names: Names, name: str) -> SubscriptionInfo:

@@ -378,7 +378,7 @@ class Subscription:
                     raise self._gone("was deleted") from None
                 elif not self.config.create:
                     raise
-        check_begin(self.config.start, await self._log.head())
+        await check_begin(self.config.start, self._log)
         return await make_subscription(
             self._inbox,
             self._log.names,
