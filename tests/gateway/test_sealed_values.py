@@ -151,6 +151,31 @@ async def test_a_graph_is_begun_for_an_owner(rich: Ledger, tmp_path: Path) -> No
             assert not [each.subject for each in portion if WORD.encode() in each.data]
 
 
+async def test_a_run_of_a_stored_graph_is_begun_for_an_owner(rich: Ledger, tmp_path: Path) -> None:
+    async with gateway_of(rich, tmp_path) as gateway:
+        asker = asker_of(gateway, tmp_path)
+        await asker.announced(fails, keeps)
+        given = {"text": {"$input": "/text"}}
+        node = {"name": "a", "task": "keeps", "input": given, "owner": "team:mail"}
+        kept = {"nodes": [{**node, "input": {"text": WORD}}]}
+        told = await asker.sees("PUT", "/v1/graphs/one", "JOB_INVALID_INPUT", json=kept)
+        assert "a stored graph keeps values in the clear" in told.json()["detail"]
+        await asker.sees("PUT", "/v1/graphs/one", 200, json={"nodes": [node]})
+        assert (await asker.get("/v1/graphs/one"))["definition"]["nodes"][0]["owner"] == "team:mail"
+        await asker.post("/v1/graphs/one/run", {"input": {"text": WORD}, "id": "g"}, 202)
+        body = {"input": {"text": WORD}, "id": "h", "owner": "person:17"}
+        await asker.post("/v1/graphs/one/run", body, "JOB_INVALID_INPUT")
+        plain = {name: said for name, said in node.items() if name != "owner"}
+        await asker.sees("PUT", "/v1/graphs/two", 200, json={"nodes": [plain]})
+        await asker.post("/v1/graphs/two/run", body, 202)
+        async with working(rich, keeps, queues=("default", "jobledger")):
+            keys = [(await ended(await rich.job(each))).order.key for each in ("g", "h")]
+        assert keys == ["team:mail/1", "person:17/1"]
+        assert await asker.get("/v1/jobs/jobledger/h/result", who=SEER) == {"a": WORD}
+        async for portion in rich.log.read_messages():
+            assert not [each.subject for each in portion if WORD.encode() in each.data]
+
+
 async def test_a_gateway_without_the_master_key_says_that_values_are_sealed(
     rich: Ledger, nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:

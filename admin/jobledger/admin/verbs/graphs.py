@@ -75,7 +75,7 @@ class PutGraph(Verb[ChangedGraph], frozen=True, kw_only=True):
             principal.require("manage", None, check_token("task name", named.task))
         with naming_no_hidden_task(principal):
             graph = await graph_of(ledger.patience, ledger.announced, given)
-        for node in graph.spec().nodes:
+        for node in graph.spec(stored=True).nodes:
             principal.require("manage", node.node.queue, node.node.task)
         await require_replaceable(ledger, principal, self.name)
         done = await ledger.graphs.put(graph, reason=self.reason, by=place.by, plan=self.plan)

@@ -107,7 +107,8 @@ class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
         if len(given) != 1:
             said = f", not {' and '.join(given)}" if given else ""
             raise InvalidInputError(f"say when it ticks: give one of {', '.join(_TICKS)}{said}")
-        if self.graph and any(value not in (None, ()) for value in self.chosen.values()):
+        of_jobs = {name: value for name, value in self.chosen.items() if name != "owner"}
+        if self.graph and any(value not in (None, ()) for value in of_jobs.values()):
             raise InvalidInputError("the nodes of a graph say how their jobs are tried: leave that out")
 
     @property
@@ -136,7 +137,7 @@ class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
         ledger, principal = place.ledger, place.principal
         if self.graph:
             require_of_nodes(principal, "manage", self.graph, await ledger.graphs.get(self.graph))
-            return await ledger.schedules.like(GraphRun(self.graph, self.input)), True
+            return await ledger.schedules.like(GraphRun(self.graph, self.input, self.owner or "")), True
         principal.require("manage", self.queue, self.task)
         like, is_known = await like_unloaded(ledger, self.task, self.chosen, self.input)
         principal.require("manage", like.ref.queue)

@@ -103,7 +103,7 @@ LATER: Final[Mapping[str, Any]] = {
 }
 #: Options of a run whose graph says how its jobs are queued and tried.
 OF_RUN: Final[Mapping[str, Any]] = {
-    name: ORDER[name] for name in (*LabelFields.__struct_fields__, "on_other_input")
+    name: ORDER[name] for name in (*LabelFields.__struct_fields__, "on_other_input", "owner")
 }
 Typed = dict[str, Any]  #: typed values of such options
 

@@ -28,6 +28,7 @@ class NewRun(LabelFields, frozen=True, kw_only=True, forbid_unknown_fields=True)
     input: dict[str, Any] = {}  #: must contain all values that the graph takes from it
     id: str | None = None  #: id of its job; a repeat of the id begins nothing, and returns the existing job
     tenant: str | None = None  #: tenant of the run and of its nodes' jobs
+    owner: str | None = None  #: owner of its data, `kind:id`; left out: the one that its nodes name
     on_other_input: OnOtherInput = "error"  #: what happens if the id belongs to a run with another input
 
 
@@ -53,6 +54,7 @@ async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
                 by=principal.name,
                 trace=asked.trace,
                 on_other_input=body.on_other_input,
+                owner=body.owner,
                 **labels,
             )
     except InputMismatchError:

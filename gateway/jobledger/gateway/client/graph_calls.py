@@ -60,7 +60,7 @@ def graph_call(graph: Graph | Mapping[str, Any], job_id: str | None) -> Call:
 
 def put_graph_call(graph: Graph | Mapping[str, Any], reason: str) -> Call:
     """Return the request that stores a graph under its name. Raises: as `graph_call`."""
-    body = _body(graph)
+    body = _body(graph, stored=True)
     name = check_token("graph", body.get("name"))
     call = json_call("PUT", f"/v1/graphs/{name}", body)
     return call._replace(params={"reason": reason} if reason else {})
@@ -90,6 +90,7 @@ class RunOptions(LabelOptions, total=False):
 
     id: str  #: id of its job; a repeat begins nothing
     on_other_input: Literal["error", "keep"]
+    owner: str  #: owner of its data, `kind:id`; left out: the one that its nodes name
 
 
 def run_call(name: str, values: Mapping[str, Any] | None, said: RunOptions) -> Call:
@@ -99,7 +100,7 @@ def run_call(name: str, values: Mapping[str, Any] | None, said: RunOptions) -> C
     return json_call("POST", f"/v1/graphs/{check_token('graph', name)}/run", body)
 
 
-def _body(graph: Graph | Mapping[str, Any]) -> dict[str, Any]:
+def _body(graph: Graph | Mapping[str, Any], *, stored: bool = False) -> dict[str, Any]:
     if isinstance(graph, Mapping):
         body = dict(graph)
     else:
@@ -109,7 +110,7 @@ def _body(graph: Graph | Mapping[str, Any]) -> dict[str, Any]:
             )
         from jobledger.ledger.graphs.named import told  # noqa: PLC0415 - needed here alone
 
-        body = msgspec.to_builtins(told(graph.spec()))
+        body = msgspec.to_builtins(told(graph.spec(stored=stored)))
     return body
 
 

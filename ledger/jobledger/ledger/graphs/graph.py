@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import graphlib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
@@ -22,13 +23,13 @@ from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError,
 from jobledger.ledger.model.graphs.parameters import WORD, check_parameters
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, OnDeadLetter, Take, check_on_dead_letter
+from jobledger.ledger.model.seals import check_owner
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.protocols import Client
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
-from jobledger.ledger.templates import filled
 
 P = ParamSpec("P")
 
@@ -79,8 +80,12 @@ class _AddedNode(msgspec.Struct, eq=False):
     input: dict[str, Any]
     after: set[int]
     always: bool
-    owner: str  #: whose data its task says that the job holds; "": it says nothing
+    owner: str  #: whose data its task says that the job holds, as in `GraphNode`; "": it says nothing
     tells: str  #: a limit whose key is a value of the input, which would stand in the clear; "": none does
+
+
+#: An argument in the template of an owner.
+_FIELD: Final = re.compile(r"\{([^{}]+)\}")
 
 
 def _limit_of_input(options: Options) -> str:
@@ -229,29 +234,33 @@ class Graph:
         late = {str(take.at[0]) for take in takes} | of_run
         known = task.signature.check_known(given, late)
         node = node_of(task, options, limits=self._limits(task, options, known, late), takes=tuple(takes))
-        owner, tells = self._owner(task, options, known, late), _limit_of_input(options)
+        owner = self._owner(task, options, known, {str(take.at[0]) for take in takes}, of_run)
+        tells = _limit_of_input(options)
         self.takes_input = self.takes_input or bool(of_run)
         self._labels.add(label)
         self._counts[task.name] += 1
         waits_for = {take.of for take in takes} | set(after)
         self._nodes.append(_AddedNode(label, node, known, waits_for, always, owner, tells))
 
-    def spec(self, *, owner: str = "") -> GraphSpec:
+    def spec(self, *, owner: str = "", stored: bool = False) -> GraphSpec:
         """Return the graph as it is stored; `owner`: whose data its run holds, "": nobody's.
+
+        `stored`: under a name; then its nodes name their owners, and each run has that of its nodes.
 
         Raises: InvalidInputError for one without nodes, with too many, in which nodes wait for each other, whose nodes
             have another owner, or with an owner a limit by a value that is sealed.
         """
         for each in self._nodes:
-            if each.owner and each.owner != owner:
+            if each.owner and not stored and each.owner != owner:
                 raise InvalidInputError(
                     f"node {each.label!r} of graph {self.name} has the owner {each.owner}, and the graph has "
                     f"{owner or 'none'}: begin it with that owner"
                 )
-            if owner and each.tells:
+            of = each.owner if stored else owner
+            if of and each.tells:
                 raise InvalidInputError(
                     f"limit {each.tells} of node {each.label!r} of graph {self.name} takes its key from the input, which is "
-                    f"sealed for {owner}: name the limit with its key in options(limits=...)"
+                    f"sealed for {of}: name the limit with its key in options(limits=...)"
                 )
         order = self._in_order()
         places = {old: new for new, old in enumerate(order)}
@@ -260,7 +269,7 @@ class Graph:
             limit=self.limit,
             on_failure=self.on_failure,
             on_dead_letter=self.on_dead_letter,
-            nodes=tuple(_placed(self._nodes[old], places) for old in order),
+            nodes=tuple(_placed(self._nodes[old], places, names_owner=stored) for old in order),
         )
         spec.check()
         return spec
@@ -308,21 +317,38 @@ class Graph:
         self.add_node(label, plain, options, given, takes=takes, after=after, always=always)
         return NodeResult(self, label, len(self._nodes) - 1)
 
-    def _owner(self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]) -> str:
-        """Return whose data a node's job holds as its task says it, "" where it says nothing.
+    def _owner(
+        self,
+        task: Kind,
+        options: Options,
+        known: Mapping[str, Any],
+        results: Collection[str],
+        of_run: Collection[str],
+    ) -> str:
+        """Return whose data a node's job holds as its task says it, as in `GraphNode`; "" where it says nothing.
 
-        Raises: InvalidInputError, also where a result or the run's input would say it.
+        `results` and `of_run`: the arguments that results of other nodes give, and the run's input.
+
+        Raises: InvalidInputError, also where a result would say it.
         """
         if not options.owner:
             return ""
-        if unknown := next((name for name in late if f"{{{name}}}" in options.owner), None):
+        if unknown := next((name for name in results if f"{{{name}}}" in options.owner), None):
             raise InvalidInputError(
-                f"task {task.name} makes its owner of {unknown}, which is the result of another node here, or of the run's "
-                "input: pass it as a value"
+                f"task {task.name} makes its owner of {unknown}, which is the result of another node here: pass it as a "
+                "value"
             )
         given = {**task.signature.defaults, **known}
         job = KeySource(task.name, options.queue, options.order(), lambda: given)
-        return filled("owner", options.owner, job)
+
+        def named(late: str) -> str:
+            return _FIELD.sub(
+                lambda found: (late or found[0]) if found[1] in of_run else job.key("the owner", found[1]),
+                options.owner,
+            )
+
+        check_owner(named("x"))  # with a word in the places that are filled later
+        return named("")
 
     def _limits(
         self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]
@@ -404,7 +430,7 @@ class Graph:
         return InvalidInputError(f"graph {self.name} would wait for itself: {' -> '.join(shown)}")
 
 
-def _placed(node: _AddedNode, places: Mapping[int, int]) -> GraphNode:
+def _placed(node: _AddedNode, places: Mapping[int, int], *, names_owner: bool) -> GraphNode:
     """Return a node as it is stored, with the places that nodes have there."""
     takes = tuple(msgspec.structs.replace(take, of=places[take.of]) for take in node.node.takes)
     return GraphNode(
@@ -413,6 +439,7 @@ def _placed(node: _AddedNode, places: Mapping[int, int]) -> GraphNode:
         input=node.input,
         after=tuple(sorted(places[need] for need in node.after)),
         always=node.always,
+        owner=node.owner if names_owner else "",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from jobledger.ledger.graphs.stored import owner_of_run
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.spec import GraphSpec
@@ -14,6 +15,7 @@ from jobledger.ledger.model.graphs.stored import for_run
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.runs.orders import BUILT_IN_ATTEMPTS, BUILT_IN_QUEUE
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.seals import owner_of
 from jobledger.ledger.runs.errors import ChildFailedError, StepFailedError
 from jobledger.ledger.runs.groups import failure_of, record_failure, record_results
 from jobledger.ledger.runs.members import MemberEnd
@@ -67,6 +69,12 @@ async def run_stored_graph(run: Run, graph: str, input: dict[str, Any] = {}) -> 
     with passage.enter("version") as branch:
         stored = await _version(passage, branch, graph)
     spec = for_run(stored.spec, input)
+    key = passage.journal.key
+    own, wanted = "" if key is None else owner_of(key.id), owner_of_run(stored.spec, input)
+    if wanted not in {"", own}:  # a client saw another version, or knew of no owners
+        raise InvalidInputError(
+            f"graph {graph} version {stored.version} has the owner {wanted}, and its run has {own or 'none'}: begin it again"
+        )
     nodes = _Nodes(passage, spec, f"{graph} version {stored.version}")
     with passage.enter(graph) as branch:
         return await nodes.run(branch)

@@ -41,6 +41,8 @@ class NamedNode(NodeFields, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     takes: dict[str, NodeName] = {}
     after: tuple[NodeName, ...] = ()  #: nodes that it waits for beside those whose results it takes
     always: bool = False  #: whether it runs whatever became of those that it waits for
+    #: owner of its data, `kind:id`, also with an argument in braces; the graph has the same one
+    owner: str | None = None
 
 
 class NamedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -84,6 +86,7 @@ def _told(spec: GraphSpec, node: GraphNode) -> NamedNode:
         takes={pointer_of(take.at): spec.nodes[take.of].label for take in node.node.takes},
         after=tuple(spec.nodes[need].label for need in node.after if need not in taken),
         always=node.always,
+        owner=node.owner or None,
     )
 
 
@@ -118,7 +121,8 @@ async def graph_of(patience: Patience, announced: AnnouncedTasks, given: NamedGr
             await asyncio.sleep(0)
         try:
             task = await find_announced(patience, announced, node.task)
-            options = options_of(task, {name: getattr(node, name) for name in NodeFields.__struct_fields__})
+            given_of = {name: getattr(node, name) for name in (*NodeFields.__struct_fields__, "owner")}
+            options = options_of(task, given_of)
             values, takes = _with_places(node, places)
             after = [_place(places, name) for name in node.after]
             graph.add_node(node.name, task, options, values, takes=takes, after=after, always=node.always)

@@ -11,7 +11,7 @@ from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph import Graph
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.named import NamedGraph, check_run, graph_of, named_graph
-from jobledger.ledger.graphs.stored import all_graphs, graph_named
+from jobledger.ledger.graphs.stored import all_graphs, graph_named, owner_of_run
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.graphs.stored import (
     GRAPH,
@@ -44,6 +44,7 @@ class RunOptions(LabelOptions, total=False):
     by: str  #: who asks for it; "": this client
     on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
     trace: str  #: W3C traceparent of the caller; "": that of the span under way
+    owner: str | None  #: owner of its data, `kind:id`; None: the one that its nodes name
 
 
 class GraphVerbs:
@@ -74,7 +75,7 @@ class GraphVerbs:
         if not isinstance(graph, Graph):
             given = graph if isinstance(graph, NamedGraph) else named_graph(graph)
             graph = await graph_of(self._client.patience, self._announced, given)
-        command = SetGraph(spec=graph.spec(), reason=reason)
+        command = SetGraph(spec=graph.spec(stored=True), reason=reason)
         await graph.ensure_limits(self._client, plan=plan)
         return await self._change(graph.name, command, by, plan=plan)
 
@@ -108,7 +109,9 @@ class GraphVerbs:
         _, spec = await self._patiently(lambda: graph_named(self._client.log, name))
         values = {} if input is None else dict(input)
         await check_run(self._client.patience, self._announced, spec, plain(values, name))
-        options = run_stored_graph.defaults.changed(how, queue=None, limits=())
+        owner = owner_of_run(spec, plain(values, name), how.get("owner") or "")
+        given = {**how, "owner": owner or None}
+        options = run_stored_graph.defaults.changed(given, queue=None, limits=())
         return await self._enqueuer.one(TaskWithOptions(run_stored_graph, options), graph=name, input=values)
 
     async def _change(
@@ -128,15 +131,19 @@ class GraphRun(NamedTuple):
 
     graph: str
     input: Mapping[str, Any] = {}
+    owner: str = ""  #: owner of its data; "": the one that its nodes name
 
-    async def as_task(self, client: Client) -> tuple[Any, dict[str, Any]]:
-        """Return the task that runs it and its input.
+    async def as_task(self, client: Client, *, owner: str = "") -> tuple[Any, dict[str, Any]]:
+        """Return the task that runs it, with its owner, and its input; `owner`: instead of its own.
 
         Raises: GraphNotFoundError; InvalidInputError for an input that lacks what the graph takes; UnreachableError.
         """
         _, spec = await client.patience.read(lambda: graph_named(client.log, self.graph))
-        for_run(spec, plain(self.input, self.graph))
-        return run_stored_graph, {"graph": self.graph, "input": dict(self.input)}
+        given = plain(self.input, self.graph)
+        for_run(spec, given)
+        owner = owner_of_run(spec, given, owner or self.owner)
+        task = run_stored_graph.options(owner=owner) if owner else run_stored_graph
+        return task, {"graph": self.graph, "input": dict(self.input)}
 
 
 def plain(values: Mapping[str, Any], graph: str) -> dict[str, Any]:

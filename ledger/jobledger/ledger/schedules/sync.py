@@ -44,11 +44,14 @@ class BlockingSchedules:
         *,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
         replace: bool = False,
+        owner: str = "",
         by: str = "",
         **when: Unpack[When],
     ) -> Schedule:
         """Declare a schedule. See `ScheduleVerbs.add`."""
-        return self._call(lambda all_of: all_of.add(name, task, input=input, replace=replace, by=by, **when))
+        return self._call(
+            lambda all_of: all_of.add(name, task, input=input, replace=replace, owner=owner, by=by, **when)
+        )
 
     def get(self, name: str) -> Schedule:
         """Return a schedule as it is now."""

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
+import msgspec
+
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError
 from jobledger.ledger.model.inputs import keep_utc
@@ -28,6 +30,7 @@ from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.protocols import Client
 from jobledger.ledger.schedules.changes import KnownSchedule, Schedules
 from jobledger.ledger.schedules.in_code import AnyTask, check_options
+from jobledger.ledger.tasks import TaskWithOptions
 
 R = TypeVar("R")
 _COUNT_MAX = 1_000
@@ -52,8 +55,8 @@ class When(TypedDict, total=False):
 class HasTask(Protocol):
     """A value that runs as the input of a task: a `Graph`."""
 
-    async def as_task(self, client: Client) -> tuple[AnyTask, Mapping[str, Any]]:
-        """Return the task and its input."""
+    async def as_task(self, client: Client, *, owner: str = "") -> tuple[AnyTask, Mapping[str, Any]]:
+        """Return the task and its input; `owner`: whose data it holds, "": what it says itself."""
         ...
 
 
@@ -96,10 +99,13 @@ class ScheduleVerbs(Schedules):
         *,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
         replace: bool = False,
+        owner: str = "",
         by: str = "",
         **when: Unpack[When],
     ) -> Schedule:
         """Declare a schedule: exactly one of `cron`, `every_s`, `at` and `on_demand`; for the others see `Definition`.
+
+        `owner`: whose data a graph holds; a task has it among its options.
 
         With `on_demand=True` it does not tick: only `trigger` makes its jobs. Instead of a task, `task` may be a
         `Graph`, which is then stored under this name: each job is a run of it. Each job has the task's options. An
@@ -115,7 +121,14 @@ class ScheduleVerbs(Schedules):
                 raise InvalidInputError(
                     f"schedule {name} runs a graph, which has all its input: leave input out"
                 )
-            task, input = await task.as_task(self._client)  # noqa: A001 - as above
+            task, input = await task.as_task(self._client, owner=owner)  # noqa: A001 - as above
+            plain, options = task.unpacked
+            if owner:
+                task = TaskWithOptions(plain, msgspec.structs.replace(options, owner=owner))
+        elif owner:
+            raise InvalidInputError(
+                f"schedule {name} runs a task: give it the owner, as task.options(owner=...)"
+            )
         check_options(name, task.unpacked[1])
         like = await self._enqueuer.like(task, input or {})
         return await self.declare(name, like, replace=replace, by=by, **when)

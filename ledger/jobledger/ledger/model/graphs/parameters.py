@@ -28,6 +28,16 @@ def check_parameters(value: object) -> bool:
     return bool(found)
 
 
+def has_constant(value: object) -> bool:
+    """Return whether a value has a part that no run's input and no result gives; null stands for a result."""
+    if isinstance(value, list | tuple):
+        return any(map(has_constant, cast("list[object]", value)))
+    if not isinstance(value, dict):
+        return value is not None
+    words = cast("dict[str, Any]", value)
+    return _DEFAULT in words if WORD in words else any(map(has_constant, words.values()))
+
+
 def pointers_in(value: object) -> list[str]:
     """Return the pointers of the places in a value, each once, in their order."""
     return list(dict.fromkeys(str(each[WORD]) for each in _places(value)))

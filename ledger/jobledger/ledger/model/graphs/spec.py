@@ -22,6 +22,9 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input: Annotated[dict[str, Any], PAYLOADS] = {}  #: its keyword arguments, null in the places of results
     after: tuple[int, ...] = ()  #: the nodes that it waits for, by their places; each is before it
     always: bool = False  #: whether it runs even if those failed
+    #: Of a stored graph: whose data its job holds, with an argument in braces where that comes from the run's input, such
+    #: as `person:{user_id}`; "": its task does not say.
+    owner: str = ""
 
 
 class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,11 +15,13 @@ from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
-from jobledger.ledger.model.graphs.parameters import check_parameters, filled, pointers_in
+from jobledger.ledger.model.graphs.parameters import check_parameters, filled, has_constant, pointers_in
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.seals import check_owner
 
 _BYTES_MAX: Final = 256 << 10
 
@@ -104,6 +106,8 @@ def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: 
         case SetGraph(spec=spec, reason=reason):
             if before is not None and before.spec == spec:
                 return None
+            if any(node.owner for node in spec.nodes):
+                stamp.require_form(SEALED_FORM, f"the owner of a node of graph {name}")
             return GraphSet(**fact, version=version + 1, spec=spec, reason=reason)
         case RemoveGraph(reason=reason):
             if before is None or before.spec is None:
@@ -126,12 +130,26 @@ def check_stored(spec: GraphSpec) -> None:
     for node in spec.nodes:
         try:
             check_parameters(node.input)
+            _check_owner(node)
         except InvalidInputError as error:
             raise _of_node(spec, node, error) from None
     size = len(encode_value(spec, what=f"graph {spec.name}"))
     if size > _BYTES_MAX:
         raise InvalidInputError(
             f"graph {spec.name} has {size:,} bytes: at most {_BYTES_MAX:,} are stored under a name"
+        )
+
+
+def _check_owner(node: GraphNode) -> None:
+    """Refuse values of a known owner: the stored graph would have them in the clear. Raises: InvalidInputError."""
+    if not node.owner or "{" in node.owner:
+        return
+    check_owner(node.owner)
+    clear = [name for name, value in node.input.items() if has_constant(value)]
+    if clear:
+        raise InvalidInputError(
+            f"its job has the owner {node.owner}, and a stored graph keeps values in the clear: take {', '.join(clear)} "
+            "from the input of each run, without a default"
         )
 
 
