@@ -19,12 +19,15 @@ from jobledger.admin.verbs import schedules as schedule_verbs
 from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.admin.verbs.kit import Declaration, Field, Verb, declared_in, fields_of, read_words
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.pages.forms.fleet import check_ledger
-from jobledger.gateway.pages.forms.graphs import run_graph
-from jobledger.gateway.pages.forms.jobs import requeue, signal
-from jobledger.gateway.pages.forms.plan import do_plan
-from jobledger.gateway.pages.forms.runs import begin_again
-from jobledger.gateway.pages.forms.tasks import add_job
+from jobledger.gateway.pages.forms import (
+    add_job,
+    begin_again,
+    check_ledger,
+    do_plan,
+    requeue,
+    run_graph,
+    signal,
+)
 from jobledger.gateway.pages.page import Fields, Form, OwnPage, Page, SentForm, Viewer
 from jobledger.gateway.pages.views import (
     acts,
