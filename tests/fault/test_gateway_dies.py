@@ -57,7 +57,7 @@ DRAINED_WITHIN_S = 120.0
 MOTHER = """
 import os, socket, sys, anyio
 from pathlib import Path
-from jobledger.gateway.access.local import LocalAccess
+from tests.support.open_gateway import LocalAccess
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.messages import TO_CHILD
 from jobledger.gateway.process.listener import listen

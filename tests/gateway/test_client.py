@@ -11,9 +11,9 @@ import httpx
 import pytest
 from tests.support.gateways import gateway_of, listening
 from tests.support.limits import LIMIT_S
+from tests.support.open_gateway import LocalAccess
 from tests.support.working import working
 
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.client import Event, connect, sync
 from jobledger.gateway.client.problems import GatewayProblem, error_of
 from jobledger.gateway.client.remote import JobHandle, Requests

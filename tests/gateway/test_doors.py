@@ -11,13 +11,13 @@ import anyio.to_thread
 import msgspec
 import pytest
 from tests.support.gateways import listening
+from tests.support.open_gateway import LocalAccess
 from tests.support.verbs import BEFORE, EXAMPLES, OF_DEAD_LETTERS
 from tests.unit.test_doors import declared
 
 from jobledger.admin.verbs.jobs import JobVerb
 from jobledger.admin.verbs.kit import Declaration, Place, Verb, fields_of
 from jobledger.cli.main import run
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.client import connect, sync
 from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger, task

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from tests.support.gateways import Cutter, Event, events_of, gateway_of, listening
 from tests.support.limits import LIMIT_S
+from tests.support.open_gateway import LocalAccess
 from tests.support.working import until
 
 from jobledger.admin.events.choice import chosen_events
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.problems import ProblemError

@@ -10,10 +10,10 @@ from typing import Any, Final
 import httpx
 import pytest
 from tests.support.gateway import Asker, Doorman, send, someone
+from tests.support.open_gateway import LocalAccess
 from tests.support.tables import each_row
 from tests.support.working import bury
 
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.origins import check_origin
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.bulk_input import QUEUE, ToDo

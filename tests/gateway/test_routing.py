@@ -11,9 +11,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from prometheus_client import CollectorRegistry
 from referencing import Registry, Resource
 from starlette.requests import Request
+from tests.support.open_gateway import LocalAccess
 
 from jobledger.audit.errors import ScratchSpaceError
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.http.api_request import ApiRequest

@@ -20,6 +20,7 @@ from tests.support.every_request import Names, Request, acts, reads, sent_forms
 from tests.support.gateway import Asker, Doorman, send, someone
 from tests.support.gateways import gateway_of
 from tests.support.limits import LIMIT_S
+from tests.support.open_gateway import OwnProjection
 from tests.support.working import bury, working
 
 from jobledger.admin.hooks.webhooks import put_webhook
@@ -32,7 +33,6 @@ from jobledger.gateway.http.api_request import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.http.router import Table
 from jobledger.gateway.pages.table import FORMS, PAGES
-from jobledger.gateway.projection import OwnProjection
 from jobledger.ledger import Context, Job, JobState, Ledger, TaskRegistry, Unique, connect, task
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import (

@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import HTTPConnection
 from tests.support.gateway import someone
 from tests.support.gateways import gateway_of
+from tests.support.open_gateway import LocalAccess
 
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.app import app
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.rights.authority import Principal

@@ -40,7 +40,7 @@ from jobledger.ledger.model.runs.wait_words import AWAITED
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, ProjectorConfig, Store, difference, rebuild
 from jobledger.projections.metrics.runs import read_running, running_metrics
-from jobledger.projections.tables.steps import StepRow, read_signals, read_steps
+from jobledger.projections.tables.steps import SIGNALS, SignalRow, StepRow, read_steps, signal_of
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +127,14 @@ async def story(world: World) -> None:
     await world.do(Carry(through=4))
 
 
+def _signals(store: Store) -> list[SignalRow]:
+    columns = ", ".join(SIGNALS.columns)
+    found = store.select(
+        f"SELECT {columns} FROM signals WHERE queue = ? AND job_id = ? ORDER BY sequence", NAME
+    )
+    return [signal_of(row) for row in found]
+
+
 def by_key(steps: list[StepRow]) -> dict[str, StepRow]:
     return {row.key: row for row in steps}
 
@@ -137,7 +145,7 @@ async def test_the_rows_of_a_run_tell_all_its_steps_signals_and_children(tmp_pat
     await finish(world.log, path)
     with Store.open(path) as store:
         steps = read_steps(store.select, *NAME)
-        signals = read_signals(store.select, *NAME)
+        signals = _signals(store)
         rows = {row.id: row for row in store.jobs()}
         (run,) = store.select("SELECT id, version, steps, steps_completed, children_open FROM runs")
         tree = store.select(
@@ -209,7 +217,7 @@ async def test_the_projection_says_of_a_run_what_its_chain_says_after_each_event
             told = recorded(seen)
             with Store.open(path) as store:
                 assert read_steps(store.select, *NAME) == told.steps
-                assert read_signals(store.select, *NAME) == told.signals
+                assert _signals(store) == told.signals
                 row = store.job(*NAME)
             assert row is not None
             awaiting[row.awaiting or row.status] = row.awaiting

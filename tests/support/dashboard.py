@@ -9,8 +9,8 @@ from typing import Final
 
 import httpx
 import msgspec
+from tests.support.open_gateway import LocalAccess
 
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.pages.dashboard import POLICY
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import ROLES, Permission, Role

@@ -14,13 +14,12 @@ import anyio
 import httpx
 import uvicorn
 from tests.support.limits import LIMIT_S
+from tests.support.open_gateway import LocalAccess, OwnProjection
 
 from jobledger.admin.rows import Rows
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.gateway import Access, Gateway
-from jobledger.gateway.projection import OwnProjection
 from jobledger.ledger import Ledger
 
 

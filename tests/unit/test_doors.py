@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from itertools import chain
 from pkgutil import iter_modules
 from typing import Annotated, Any, Final, Literal
 
@@ -34,7 +35,7 @@ from jobledger.admin.verbs.kit import (
 )
 from jobledger.cli.commands import COMMANDS, VERBS, Group
 from jobledger.cli.output import Output
-from jobledger.cli.verbs import option_names, tell
+from jobledger.cli.verbs import tell
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.api.verbs import endpoint_of
 from jobledger.gateway.pages.html import TEMPLATES
@@ -80,7 +81,9 @@ def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
             for parameter in command.params
             for name in (parameter.opts if parameter.param_type_name == "option" else [parameter.metavar])
         }
-        assert set(option_names(each)) <= found, each.command
+        fields = fields_of(each.verb)
+        names = [(one.metavar,) if one.is_argument_of(each) else one.flags for one in fields]
+        assert set(chain.from_iterable(names)) <= found, each.command
         assert ("--ledger-bytes-max" in found) == each.creates, each.command
         assert (command.help or "").split() == (each.verb.__doc__ or "").split(), each.command
 

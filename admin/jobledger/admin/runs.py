@@ -52,7 +52,7 @@ _DEAD_CHILDREN: Final = (
     "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "  # noqa: S608
     "FROM (SELECT queue, id, parent_queue, parent_id, parent_step, parent_item, completed_at, error "
     f"FROM jobs INDEXED BY jobs_by_created_at_parent_id WHERE {IS_DEAD_CHILD} "
-    "ORDER BY created_at DESC LIMIT 10000) AS c "
+    f"ORDER BY created_at DESC LIMIT {_DEAD_MAX}) AS c "
     "JOIN jobs AS p ON p.id = c.parent_id AND p.queue = c.parent_queue "
     "WHERE p.status IN ('waiting', 'paused') AND p.awaiting LIKE '%children%' ORDER BY c.completed_at, c.parent_item"
 )

@@ -179,9 +179,3 @@ def _read(field: Field, file: str) -> Any:
         return msgspec.convert(read_definition(file), field.declared)
     except msgspec.ValidationError as error:
         raise InvalidInputError(f"what {field.file} {file} holds is not as it must be: {error}") from error
-
-
-def option_names(declaration: Declaration) -> Iterator[str]:
-    """Yield the options and arguments of a verb's command, for documents and tests."""
-    for each in fields_of(declaration.verb):
-        yield from (each.metavar,) if each.is_argument_of(declaration) else each.flags

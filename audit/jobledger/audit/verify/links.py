@@ -64,10 +64,6 @@ class ChainCheck(msgspec.Struct, frozen=True, kw_only=True):
             return f"chain of {self.events:,} {noun}: unbroken{before}"
         return f"chain of {self.events:,} {noun}: BROKEN at {self.broken_at}: {self.problem}"
 
-    def as_object(self) -> dict[str, object]:
-        """Return it as JSON has it."""
-        return {**msgspec.structs.asdict(self), "text": self.text()}
-
 
 def check_chain(messages: Sequence[Message], *, runs: Sequence[Run] = (), begins_at: int = 1) -> ChainCheck:
     """Check the links of one chain, all of whose events come in stream order.

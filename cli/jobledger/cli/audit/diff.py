@@ -32,9 +32,6 @@ _DIGITS_MAX: Final = 18
 _MOMENT: Final = "A stream sequence, a time (UTC), an export's folder, or head."
 _NEW, _GONE = "new", "gone"  #: in place of a state: the job did not exist before, or does not exist after
 _NO_TIME: Final = "a stream sequence, the folder of an export, head, or "
-_WITH_ARCHIVE: Final = (
-    "name the archive with --archive DIR, as in `jobledger audit diff BEFORE AFTER --archive DIR`"
-)
 
 Moment = Annotated[str, typer.Argument(metavar="MOMENT", help=_MOMENT)]
 

@@ -279,12 +279,6 @@ def read_steps(select: Select, queue: str, job_id: str) -> list[StepRow]:
     return [step_of(row) for row in select(sql, (job_id, queue))]
 
 
-def read_signals(select: Select, queue: str, job_id: str) -> list[SignalRow]:
-    """Return the signals sent to a run, in their order."""
-    sql = f"SELECT {', '.join(SIGNALS.columns)} FROM signals WHERE job_id = ? AND queue = ? ORDER BY sequence"  # noqa: S608
-    return [signal_of(row) for row in select(sql, (job_id, queue))]
-
-
 def lean_steps(steps: Mapping[str, Step]) -> Mapping[str, Step]:
     """Return steps without inputs and results, which the fold only passes on, so that a kept run stays small."""
     if not any(_has_values(step) for step in steps.values()):
