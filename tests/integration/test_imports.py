@@ -146,6 +146,7 @@ def test_the_version_is_said_without_anything_that_works() -> None:
     assert {"importlib.metadata", "inspect", "logging", *WORK} & modules.keys() == set()
     assert {name for name in modules if name.startswith("jobledger.cli.")} <= {
         "jobledger.cli.__main__",
+        "jobledger.cli.commit",
         "jobledger.cli.streams",
     }
 

@@ -10,6 +10,7 @@ import gc
 import sys
 from typing import Final
 
+from jobledger.cli.commit import commit_words
 from jobledger.cli.streams import prepare
 from jobledger.ledger.model.version import VERSION
 
@@ -37,7 +38,7 @@ def main() -> None:
 def _has_said_version() -> bool:
     """Write the version, and return whether stdout took it; if not, the whole command line reports why."""
     try:
-        sys.stdout.write(f"jobledger {VERSION}\n")
+        sys.stdout.write(f"jobledger {VERSION}{commit_words()}\n")
         sys.stdout.flush()
     except OSError:
         return False

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from jobledger.cli.commands import PANELS, add_commands, is_command, named_by
+from jobledger.cli.commit import commit_words
 from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.exit import exit_at_once
@@ -35,7 +36,7 @@ _PLACES: Final = {name: place for place, name in enumerate(chain.from_iterable(P
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - as typer calls it
     if wanted:
-        sys.stdout.write(f"jobledger {VERSION}\n")
+        sys.stdout.write(f"jobledger {VERSION}{commit_words()}\n")
         raise typer.Exit
 
 
