@@ -17,7 +17,7 @@ from tests.support.working import Connect, until
 from jobledger.admin.upgrades import finish_upgrade, look_at_upgrade
 from jobledger.admin.workers import list_workers
 from jobledger.ledger import Ledger, connect
-from jobledger.ledger.model.errors import RefusedError, ServerUnreachableError
+from jobledger.ledger.model.errors import PermissionRefusedError, RefusedError, ServerUnreachableError
 from jobledger.ledger.model.forms import FORM, FORM_FIRST
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.metrics.exporter import Exporter
@@ -128,11 +128,41 @@ async def test_a_reader_without_the_right_reads_on_and_says_so_once(
             connect(server.url(), user="subscriber", password="p", create=False) as reading,
             reading.subscription("billing"),
         ):
-            (keeping,) = reading.reader_leases._keeping.values()
-            await until(keeping.done)
-            said = [each for each in caplog.records if "$KV.WORKERS" in each.getMessage()]
-            assert [each.levelno for each in said] == [logging.INFO]
+
+            def said() -> list[int]:
+                return [each.levelno for each in caplog.records if "$KV.WORKERS" in each.getMessage()]
+
+            await until(lambda: said() != [])
+            assert said() == [logging.INFO]
             assert await _readers(ledger) == []
+
+
+async def test_a_reader_that_gets_the_right_later_takes_a_lease(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.ledger.reader_leases._REFUSED_AGAIN_S", 0.05)
+    async with connected() as reading, connected() as operator:
+        renew, tries = reading.leases.renew, list[str]()
+
+        async def refused_twice(info: WorkerInfo, revision: int) -> int:
+            tries.append(info.worker)
+            if len(tries) <= 2:
+                raise PermissionRefusedError("publish", "$KV.WORKERS.x")
+            return await renew(info, revision)
+
+        monkeypatch.setattr(reading.leases, "renew", refused_twice)
+        async with reading.subscription("billing"):
+            await _become(operator, "subscription")
+
+
+async def test_who_follows_events_without_a_name_is_seen_while_that_lasts(connected: Connect) -> None:
+    async with connected() as reading, connected() as operator:
+        async with reading.events(live=True) as events:
+            following = asyncio.create_task(anext(events))
+            await _become(operator, "follower")
+            following.cancel()
+            await asyncio.wait({following})
+        await _become(operator)
 
 
 async def test_who_reads_for_a_moment_writes_nothing(

@@ -164,7 +164,10 @@ async def _one_by_one(subscription: Subscription) -> AsyncGenerator[StoredEvent,
 
 async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[StoredEvent, None]:
     subjects = None if config.filter.is_everything else config.filter.subjects(client.log.names)
-    return _fitting(await read_from(client, config.start, subjects, follow=config.follow), config)
+    batches = await read_from(client, config.start, subjects, follow=config.follow)
+    # Held by the generator, so that a stream that nobody closed gives it back, too.
+    held = client.reader_leases.held("follower") if config.follow else contextlib.nullcontext()
+    return _fitting(batches, config, held)
 
 
 async def read_from(
@@ -191,9 +194,11 @@ async def read_from(
 
 
 async def _fitting(
-    batches: AsyncGenerator[list[Message], None], config: SubscriptionConfig
+    batches: AsyncGenerator[list[Message], None],
+    config: SubscriptionConfig,
+    held: contextlib.AbstractAsyncContextManager[None],
 ) -> AsyncGenerator[StoredEvent, None]:
-    async with contextlib.aclosing(only_jobs(batches)) as jobs:
+    async with held, contextlib.aclosing(only_jobs(batches)) as jobs:
         async for batch in jobs:
             for stored in batch:
                 if config.filter.fits(stored):

@@ -25,10 +25,12 @@ logger = logging.getLogger("jobledger.lease")
 #: How long a reader reads before it takes a lease, so that one that reads for a moment writes nothing; and how long it
 #: waits before another try.
 _AGAIN_S: Final = 5.0
+#: The same after the server refused the right: somebody may give it while the reader reads.
+_REFUSED_AGAIN_S: Final = 600.0
 _FAREWELL_S: Final = 1.0
 
 #: The kinds of processes that read a ledger for long.
-Reader = Literal["projector", "gateway", "exporter", "sealer", "subscription"]
+Reader = Literal["projector", "gateway", "exporter", "sealer", "subscription", "follower"]
 
 
 class ReaderLeases:
@@ -83,8 +85,10 @@ class ReaderLeases:
             await asyncio.wait({task}, timeout=2 * _FAREWELL_S)
 
     async def _keep(self, reader: Reader) -> None:
+        pause_s = _AGAIN_S
         while True:
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = _AGAIN_S
             keeper = LeaseKeeper(
                 self._leases,
                 self._clock,
@@ -99,7 +103,7 @@ class ReaderLeases:
                 await keeper.open(patience_s=0.0)
                 await keeper.run()
             except PermissionRefusedError:
-                return  # the connection has logged it
+                pause_s = _REFUSED_AGAIN_S  # the connection has logged it
             except (LedgerError, ConnectionLostError, TimeoutError) as error:
                 logger.debug("the %s has no lease yet: %s", reader, error)
             finally:

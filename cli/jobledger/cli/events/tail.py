@@ -64,7 +64,9 @@ async def tail(
     """Print the last ten stored events, or those from --from on, in stream order."""
     choice, output = chosen_events(options.split(types), queue=queue, task=task, job=job), cli.output
     begin = None if start is None else _parse_start(start)
-    async with cli.ledger() as ledger:
+    async with cli.ledger() as ledger, contextlib.AsyncExitStack() as following:
+        if follow:
+            await following.enter_async_context(ledger.reader_leases.held("follower"))
         head = (await ledger.log.head()).last_sequence
         if begin is None:
             last = LAST if limit is None or follow else limit
