@@ -231,6 +231,26 @@ async def test_an_export_with_values_of_an_owner_that_must_stay_stays(tmp_path: 
     assert (await proven(world)).sound
 
 
+async def test_a_hold_that_comes_while_an_export_is_read_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "archive")
+    await run(world, 0, "a1", key="person:17/1", input=SEALED)
+    await run(world, 10, "b1")
+    read = Forgetter._read
+
+    async def held(self: Forgetter, *of: Any) -> Any:
+        found = await read(self, *of)
+        await act(world, HoldOwner())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Forgetter, "_read", held)
+        assert "somebody held the data of an owner" in (await forget(world, 400)).held_back_by
+    assert "the data of person:17 is held" in (await forget(world, 400)).held_back_by
+    assert (await facts(world), kept(world)) == ([], [True, True])
+
+
 async def test_a_hold_that_has_ended_holds_nothing(tmp_path: Path) -> None:
     world = World(tmp_path / "archive")
     await run(world, 0, "a1", key="person:17/1", input=SEALED)
@@ -408,6 +428,18 @@ async def test_a_forgotten_export_that_somebody_puts_back_changes_nothing(world:
     assert "not proven: events 1 to" in report.text()
     await forget(world, 5)
     assert kept(world) == [False, True, True]
+
+
+async def test_an_export_that_somebody_made_by_hand_stays_where_it_is(world: World) -> None:
+    """It is no part of the archive, though it lies in its folder; a copy of what an archive run made is."""
+    names = exports(world)
+    shutil.copytree(names[0], world.folder / "by-hand")
+    shutil.copytree(names[0], world.folder / f"{names[0].name}.bak")
+    await forget(world, 5)
+    assert [len(list(each.iterdir())) for each in exports(world)] == [1, 1, 2, 2, 2]
+    report = await proven(world)
+    assert report.sound, report.text()
+    assert "files of it are there all the same: by-hand" in report.text()
 
 
 async def test_a_damaged_export_is_not_forgotten(world: World) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import all_exports_in, archive_chain
+from jobledger.audit.archive.chain import all_exports_in, archive_chain, export_name
 from jobledger.audit.archive.folder_lock import locked
 from jobledger.audit.archive.mirror import is_bare, shown, strip_export
 from jobledger.audit.archive.plan import newest_of
@@ -145,6 +145,8 @@ class Forgetter:
                 if found.stored_until is None or found.stored_until >= before:
                     break
                 fact, why = self._fact(export, found.stored_until), _why_needed(export, found, needs)
+            if not why and not (await self._owners()).keys() <= needs.owners.keys():
+                why = f"{shown(export.folder)} was being read when somebody held the data of an owner, or began to erase it"
             if why:
                 return ForgottenExports(exports=tuple(done), events=events, held_back_by=why)
             await self._record(fact)
@@ -154,9 +156,11 @@ class Forgetter:
         return ForgottenExports(exports=tuple(done), events=events)
 
     async def _strip(self, past: ForgottenPast) -> None:
-        """Remove the files of the export that was forgotten last, of its copies, and of others that end in its range."""
+        """Remove the files of the export that was forgotten last, and of what other archive runs made of its range."""
         for export in await anyio.to_thread.run_sync(all_exports_in, self._folder, self._log.names):
-            if past.first_sequence <= export.manifest.last_sequence <= past.through_sequence:
+            first, last = export.manifest.first_sequence, export.manifest.last_sequence
+            is_of_a_run = export.folder.name.partition(".")[0] == export_name(first, last)
+            if is_of_a_run and past.first_sequence <= last <= past.through_sequence:
                 await anyio.to_thread.run_sync(strip_export, export.folder)
 
     async def _newest_at(self, export: ExportLog, *, is_gone: bool) -> datetime:
