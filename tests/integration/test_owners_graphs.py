@@ -22,6 +22,7 @@ from jobledger.ledger import (
     JobHandle,
     JobState,
     Limit,
+    OwnerErasingError,
     RefusedError,
     task,
 )
@@ -96,6 +97,9 @@ async def test_a_run_has_the_owner_that_its_nodes_name_and_shows_nothing(
         await keys_of(ledger).destroy("person:17", 1, ledger.clock.now())
         with pytest.raises(ErasedError):
             await run.result()
+        await keys_of(ledger).close("person:17", 1)
+        with pytest.raises(OwnerErasingError):
+            await ledger.graphs.run("letters", given)
 
 
 async def test_a_graph_is_told_with_its_owners_and_stored_again_as_it_was(

@@ -298,7 +298,9 @@ def refuse_of_maker(options: Options, what: str, maker: str) -> None:
     """
     wrong = next((name for name in _OF_MAKER if getattr(options, name) not in {None, ""}), None)
     if wrong == "owner":
-        raise TaskDefinitionError(f"{what} cannot have an owner: what {maker} keeps of it is not sealed")
+        raise TaskDefinitionError(
+            f"{what} cannot have an owner, since {maker} has none: let its code enqueue a job that has one"
+        )
     if wrong is not None:
         raise TaskDefinitionError(f"{what} cannot have {wrong}: {maker} gives it its id and begins it")
 

@@ -102,6 +102,7 @@ from jobledger.ledger.model.forms import CARRIED_FORM, RETRIES_FORM, SEALED_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, PENDING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.runs.carried_parts import parts_of
+from jobledger.ledger.model.runs.orders import check_callbacks
 
 #: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
 _QUEUED = JobState.QUEUED
@@ -255,6 +256,8 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
         if given.key:
             queued = msgspec.structs.replace(queued, v=VERSION_SEALED, key=given.key)
         return queued
+    if not given.key and given.on_end:
+        check_callbacks(command.task, given.on_end)
     order: dict[str, Any] = {
         "v": VERSION_SEALED if given.key else 1,
         "prev": "",

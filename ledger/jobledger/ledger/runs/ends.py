@@ -7,12 +7,13 @@ from typing import Any, Literal
 import msgspec
 
 from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.errors import ConfigurationError, KeyUnavailableError
 from jobledger.ledger.model.event_words import error_words
 from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
 from jobledger.ledger.model.same_fields import copied
-from jobledger.ledger.model.seals import seal_words, unseal_raw
+from jobledger.ledger.model.seals import ValueKey, owner_of, seal_words, unseal_raw
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.protocols import Client
 
@@ -25,7 +26,9 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     state: Literal["completed", "dead_lettered", "cancelled"]
     error: str = ""  #: error of a dead letter as a sentence, or the reason of a cancellation
-    result: Any = None  #: result of a completed run; None if it is too large to be included
+    #: Result of a completed run; None if it is too large to be included. A callback with another owner than its run gets
+    #: neither result nor error: job `id` in `queue` has them until its owner's data is erased.
+    result: Any = None
     result_ref: PayloadRef | None = None  #: place of a large result, that of job `id` in `queue`
 
 
@@ -54,9 +57,10 @@ def end_of(event: Cancelled | DeadLettered) -> RunEnd:
 async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
     """Return the command that enqueues the callback of a run's end, None without a callback; stores a large input.
 
-    `end`: the result of a run that has an owner is sealed in it.
+    `end`: the result of a run that has an owner is sealed in it. A callback with another owner gets no value of the run:
+    they would outlive the key of the run's owner.
 
-    Raises: PayloadTooLargeError, LedgerFullError, UnreachableError; ErasedError, KeyUnavailableError.
+    Raises: PayloadTooLargeError, LedgerFullError, UnreachableError; ErasedError, OwnerErasingError, KeyUnavailableError.
     """
     on = "success" if end.state == "completed" else "fail"
     callback = next((each for each in run.order.on_end if each.on == on), None)
@@ -64,7 +68,11 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
         return None
     key, metadata = run.order.key, callback.metadata
     if key:
-        seals = await client.keys.key(key)
+        if callback.owner in {"", owner_of(key)}:
+            seals = await client.keys.key(key)
+        else:
+            seals = await _key_for(client, callback.owner)
+            key, end = seals.id, msgspec.structs.replace(end, error="", result=None, result_ref=None)
         metadata = seal_words(seals, metadata)
         if isinstance(end.result, msgspec.Raw):  # as the run's last event has it
             end = msgspec.structs.replace(end, result=unseal_raw(seals, end.result))
@@ -83,3 +91,10 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
     )
     job_id = end_id(JobRef(queue=run.queue, job_id=run.id), callback)
     return Enqueue(ref=JobRef(queue=callback.queue, job_id=job_id), task=callback.task, order=order)
+
+
+async def _key_for(client: Client, owner: str) -> ValueKey:
+    try:
+        return await client.keys.key_for(owner)
+    except ConfigurationError as error:  # another process may have a master key
+        raise KeyUnavailableError(str(error)) from error

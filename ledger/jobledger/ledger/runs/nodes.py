@@ -12,6 +12,7 @@ from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.runs.orders import Callback, ChildNode
 from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.options import Options
+from jobledger.ledger.templates import filled
 
 
 def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
@@ -31,18 +32,20 @@ def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
 def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
     """Return the callbacks at the end of a workflow's run, () for any other task; `tenant`: the run's.
 
-    Raises: InvalidInputError for a callback whose limits take their key from the run's end, TaskDefinitionError for one
-        without an argument.
+    Raises: InvalidInputError for a callback whose limits or owner take their key from the run's end, TaskDefinitionError
+        for one without an argument.
     """
     found: list[Callback] = []
     for on, callback in task.callbacks:
         plain, options = callback.unpacked
         if not plain.signature.names:
             raise TaskDefinitionError(f"task {plain.name} as on_{on} of {task.name} takes no RunEnd")
-        order = options.order()
+        order, owner = options.order(), options.owner
+        of_run = msgspec.structs.replace(order, tenant=options.tenant or tenant)
+        job = KeySource(plain.name, options.queue, of_run, dict)
+        if "{" in owner:
+            owner = filled("owner", owner, job)
         if options.limits_in_code:
-            of_run = msgspec.structs.replace(order, tenant=options.tenant or tenant)
-            job = KeySource(plain.name, options.queue, of_run, dict)
             order = with_limits(job, options.declared, options.declared_queue)
         found.append(
             copied(
@@ -55,6 +58,7 @@ def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
                 tenant=options.tenant,  # "": the run's tenant at its end
                 version=plain.version,
                 tells_queue=True,
+                owner=owner,
             )
         )
     return tuple(found)

@@ -24,6 +24,7 @@ from jobledger.ledger.runs.signals import Signal, signals_in
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
 from jobledger.ledger.tasks import Task, TaskFunction, TaskWithOptions
+from jobledger.ledger.templates import check_fields
 from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
@@ -57,7 +58,11 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"{name} must be a task that takes a RunEnd, got {callback!r}")
             if callback is not None:
                 plain, options = cast("tuple[Task[..., Any], Options]", callback.unpacked)
-                refuse_of_maker(options, f"task {plain.name} as {name}", "its run")
+                own = msgspec.structs.replace(options, owner="")  # it may have another one than its run
+                refuse_of_maker(own, f"task {plain.name} as {name}", "its run")
+                check_fields(
+                    plain.name, "owner", options.owner, ()
+                )  # its argument is not known before the end
         for signal in self.signals or ():
             if not isinstance(signal, Signal):  # pyright: ignore[reportUnnecessaryIsInstance] # a caller may be untyped
                 raise ConfigurationError(f"signals must be made by Signal(name, type), got {signal!r}")
@@ -121,6 +126,7 @@ def workflow(
     timeout_s: float | None = None,
     id: str | None = None,
     tenant: str | None = None,
+    owner: str | None = None,
     limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,

@@ -170,7 +170,10 @@ class Schedules:
         Raises: WrongSequenceError when the chain has moved, LedgerFullError, UnreachableError; KeyUnavailableError where
             its jobs have to be sealed here.
         """
-        await self._sealed(event, jobs_of(event, 0))  # first: else the event would be there, and its jobs not
+        if event.definition.hooks:
+            await self._sealed(
+                event, jobs_of(event, 0)
+            )  # first: else the event would be there, and its jobs not
         (entry,) = SCHEDULE.link(self._client.log.names, [event], known.view)
         sequence = await self._client.log.append((entry,))
         made = await self._make(event, jobs_of(event, sequence))

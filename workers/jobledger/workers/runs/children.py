@@ -13,7 +13,12 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ErasedError, PayloadTooLargeError, UnreachableError
+from jobledger.ledger.model.errors import (
+    ErasedError,
+    OwnerErasingError,
+    PayloadTooLargeError,
+    UnreachableError,
+)
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, PayloadRef
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.runs.orders import bits, bits_of, items_of
@@ -73,7 +78,7 @@ class ChildJobs:
         """Return the command that enqueues the callback of a run's end; see `callback_for`. None, too, for erased data."""
         try:
             return await callback_for(self._ledger, run, end)
-        except ErasedError:
+        except (ErasedError, OwnerErasingError):
             return None
 
     async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:

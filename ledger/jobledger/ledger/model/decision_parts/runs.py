@@ -33,7 +33,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, Job, JobState
 from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
-from jobledger.ledger.model.runs.orders import bits_of, ranges_of
+from jobledger.ledger.model.runs.orders import bits_of, check_callbacks, ranges_of
 from jobledger.ledger.model.runs.steps import (
     KeptSignal,
     Step,
@@ -63,6 +63,9 @@ def step(job: Job, command: StepCommand, stamp: Stamp) -> Events:
     }
     match command:
         case StartStep():
+            if command.order is not None and not job.order.key:
+                of_nodes = (each for node in command.order.nodes for each in node.on_end)
+                check_callbacks(command.order.task, (*command.order.on_end, *of_nodes))
             return (
                 StepStarted(
                     **fields,

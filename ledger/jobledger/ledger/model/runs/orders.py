@@ -140,6 +140,8 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     metadata: dict[str, str] = {}  #: pairs of words about it
     version: str = ""  #: version of the workflow's code that it is bound to, if it is a run
     tells_queue: bool = False  #: its id ends in `-of-` and the run's queue if its own queue is another one
+    #: Owner of its data; "": that of the run. If it is another one, the end has neither result nor error.
+    owner: str = ""
 
 
 class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -243,6 +245,18 @@ def check_order(order: ChildOrder) -> None:
         wrong = f"names an item to run always that is none of its {count}"
     if wrong:
         raise InvalidInputError(f"a group of children of task {order.task} {wrong}")
+
+
+def check_callbacks(run: str, callbacks: Iterable[Callback]) -> None:
+    """Refuse owners of the callbacks of a run that has none: its end stands in the clear, and its worker may have no key.
+
+    Raises: InvalidInputError.
+    """
+    if wrong := next((each for each in callbacks if each.owner), None):
+        raise InvalidInputError(
+            f"task {wrong.task} on_{wrong.on} of {run} has the owner {wrong.owner}, and the run has none: give the run an "
+            "owner, too"
+        )
 
 
 def check_on_dead_letter(value: object, of: str) -> None:

@@ -14,7 +14,7 @@ from jobledger.ledger.derived_jobs import begin_derived, is_of_run
 from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.errors import ErasedError, WrongSequenceError
+from jobledger.ledger.model.errors import ErasedError, OwnerErasingError, WrongSequenceError
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.seals import unseal_error
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
@@ -89,7 +89,7 @@ class ChildrenReactor(ConsumerReactor):
                 error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
                 end = msgspec.structs.replace(end, error=sentence_of(error))
             begin = await callback_for(self.ledger, job, end)
-        except ErasedError:
+        except (ErasedError, OwnerErasingError):
             return  # its owner's data is erased: no copy of it is to be made
         if begin is not None:
             await begin_derived(
