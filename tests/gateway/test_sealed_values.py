@@ -168,6 +168,9 @@ async def test_a_run_of_a_stored_graph_is_begun_for_an_owner(rich: Ledger, tmp_p
         plain = {name: said for name, said in node.items() if name != "owner"}
         await asker.sees("PUT", "/v1/graphs/two", 200, json={"nodes": [plain]})
         await asker.post("/v1/graphs/two/run", body, 202)
+        daily = {"graph": "two", "input": {"text": WORD}, "on_demand": True, "owner": "person:18"}
+        await asker.sees("PUT", "/v1/schedules/daily", 200, json=daily)
+        assert (await rich.schedules.get("daily")).definition.order.key == "person:18/1"
         async with working(rich, keeps, queues=("default", "jobledger")):
             keys = [(await ended(await rich.job(each))).order.key for each in ("g", "h")]
         assert keys == ["team:mail/1", "person:17/1"]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ConfigurationError, KeyUnavailableError
+from jobledger.ledger.model.errors import ConfigurationError, KeyUnavailableError, PermissionRefusedError
 from jobledger.ledger.model.event_words import error_words
 from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order, PayloadRef
 from jobledger.ledger.model.job import Job
@@ -96,5 +96,5 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
 async def _key_for(client: Client, owner: str) -> ValueKey:
     try:
         return await client.keys.key_for(owner)
-    except ConfigurationError as error:  # another process may have a master key
+    except (ConfigurationError, PermissionRefusedError) as error:  # another process may have a master key
         raise KeyUnavailableError(str(error)) from error
