@@ -19,6 +19,7 @@ import anyio
 import msgspec
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.limits import LIMIT_S
 from tests.support.s3 import S3, s3_service
 from tests.support.working import Connect, ended, working
 
@@ -551,6 +552,32 @@ async def test_a_keeper_says_that_its_bucket_is_away(rig: Rig) -> None:
     assert await keeper._why_no_place(terms, head) == ""
     rig.s3.refuses = lambda _method, _key: True
     assert "s3://bucket/ledger cannot be used" in await keeper._why_no_place(terms, head)
+
+
+async def test_a_bucket_that_is_silent_or_gone_is_told_soon_and_taken_again_when_it_is_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.audit.export.remote._SILENCE_S", 0.5)
+    await rig.set()
+    await rig.run_jobs(ENOUGH)
+    for fault in (rig.s3.silent, rig.s3.away):
+        began = time.monotonic()
+        with fault():
+            moved = await rig.move()
+        assert "s3://bucket/ledger cannot be used" in moved.trouble
+        assert (moved.unwritten, await rig.first()) == (True, 1)
+        assert time.monotonic() - began < LIMIT_S, "pyarrow alone waits for 99 s"
+    assert (await rig.move()).events
+    await rig.check(ENOUGH)
+
+
+def test_a_limit_to_silence_leaves_the_rest_of_a_uri_as_it_is(s3: S3) -> None:
+    files: Any = Remote(f"{s3.uri('x')}&allow_bucket_creation=true")._files
+    _, (settings,) = files.__reduce__()
+    assert (settings["connect_timeout"], settings["request_timeout"]) == (5.0, 5.0)
+    assert (settings["scheme"], settings["endpoint_override"]) == ("http", f"127.0.0.1:{s3.port}")
+    assert (settings["region"], settings["allow_bucket_creation"]) == ("us-east-1", True)
+    assert not settings["access_key"], "it is found anew, so that one that changes is seen"
 
 
 @pytest.mark.parametrize("place", ["s3://key:secret@bucket/x", "gs://user@bucket"])

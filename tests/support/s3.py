@@ -17,21 +17,74 @@ _KEYS_MAX = 1_000
 
 
 class S3:
-    """One bucket of the name `bucket`; `refuses` says which requests get 403."""
+    """One bucket of the name `bucket`; `refuses` says which requests get 403.
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    `silent` and `away` are of the whole service: it takes requests and says nothing, or is not there at all.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0  #: a free one, once it was opened
         self.objects: dict[str, bytes] = {}
         self.numbers = itertools.count()
         self.parts: dict[str, dict[int, bytes]] = {}
         self.refuses: Callable[[str, str], bool] = lambda _method, _key: False
         self.spoils: Callable[[str], bool] = lambda _key: False  #: whether what is kept has another byte
         self.asked: list[tuple[str, str]] = []  #: method and key of each request
+        self._speaks = threading.Event()
+        self._speaks.set()
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
 
     def uri(self, prefix: str) -> str:
         """Return the URI of a prefix in the bucket."""
         options = f"scheme=http&endpoint_override=127.0.0.1:{self.port}&region=us-east-1"
         return f"s3://bucket/{prefix}?{options}"
+
+    @contextlib.contextmanager
+    def silent(self) -> Generator[None]:
+        """Answer nothing in the block; what was asked in it is never answered."""
+        self._speaks.clear()
+        try:
+            yield
+        finally:
+            self._speaks.set()
+
+    @contextlib.contextmanager
+    def away(self) -> Generator[None]:
+        """Take no connection in the block, and end those that are there with their next request."""
+        self.close()
+        try:
+            yield
+        finally:
+            self.open()
+
+    def answers(self) -> bool:
+        """Return whether a request gets an answer; where the service is silent, once it speaks again."""
+        if not self._speaks.is_set():
+            self._speaks.wait()
+            return False
+        return self._server is not None
+
+    def open(self) -> None:
+        """Take connections, at the port that it had before."""
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", self.port), type("Requests", (_Requests,), {"s3": self})
+        )
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no connection any more."""
+        if self._server is None or self._thread is None:
+            return
+        server, self._server = self._server, None
+        server.shutdown()
+        self._thread.join()
+        server.server_close()
 
 
 class _Requests(BaseHTTPRequestHandler):
@@ -44,6 +97,9 @@ class _Requests(BaseHTTPRequestHandler):
     def _asked(self) -> tuple[str, dict[str, list[str]]] | None:
         url = urlsplit(self.path)
         key = unquote(url.path).removeprefix("/bucket").lstrip("/")
+        if not self.s3.answers():
+            self.close_connection = True
+            return None
         self.s3.asked.append((self.command, key))
         if self.s3.refuses(self.command, key):
             self._body()
@@ -204,15 +260,9 @@ def _plain(data: bytes) -> bytes:
 @contextlib.contextmanager
 def s3_service() -> Generator[S3]:
     """Run a service until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Requests", (_Requests,), {}))
-    s3 = S3(server.server_address[1])
-    server.RequestHandlerClass.s3 = s3  # type: ignore[attr-defined]
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
+    s3 = S3()
+    s3.open()
     try:
         yield s3
     finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        s3.close()

@@ -27,6 +27,9 @@ DRAFTS: Final = ".fetched"
 _CHUNK_BYTES: Final = 8 << 20  #: each is a request of its own
 #: A file system that makes no folder by itself when a file is written into it.
 _MAKES_FOLDERS: Final = "hdfs"
+_S3: Final = "s3"
+#: How long S3 may say nothing before pyarrow asks again, which it does twice: by default a silent bucket takes 99 s.
+_SILENCE_S: Final = 5.0
 #: What an export is called there. Whatever has another name is not ours, and nothing of it is read.
 _NAME: Final = re.compile(r"\d{20}-\d{20}(\.[0-9a-f]+)?", flags=re.ASCII)
 
@@ -53,7 +56,7 @@ class Remote:
         self._errors: tuple[type[Exception], ...] = (base.ArrowException, OSError, ValueError)
         with self._asked():
             found: tuple[Any, str] = self._arrow.FileSystem.from_uri(self.uri)
-        self._files = found[0]
+            self._files = _patient(found[0], self.uri)
         self._root = found[1].rstrip("/")
         if (
             self._files.type_name == "abfs"
@@ -159,6 +162,14 @@ class Remote:
         for name in names:
             with contextlib.suppress(FileNotFoundError), self._asked():
                 self._files.delete_file(f"{self._root}/{name}")
+
+
+def _patient(files: Any, uri: str) -> Any:
+    """Return a file system with limits to how long it waits for S3, which no URI can name; any other one as it is."""
+    if files.type_name != _S3 or "tls_verify_certificates" in uri:  # pyarrow cannot hand that setting on
+        return files
+    make, (settings,) = files.__reduce__()  # as for another process: with all that the URI says
+    return make({**settings, "connect_timeout": _SILENCE_S, "request_timeout": _SILENCE_S})
 
 
 def _write(file: IO[bytes], chunks: Iterable[bytes]) -> None:
