@@ -643,6 +643,15 @@ def test_commands_take_a_uri_wherever_they_take_the_folder_of_an_archive(
         "audit", "redact", "--archive", uri, "--where", "tenant=acme", "--reason", "law", *cli.where
     )
     assert redacted.code == 4, redacted.err
+    seals, key = tmp_path / "seals", str(tmp_path / "seal.pem")
+    assert cli.run("audit", "keygen", key).code == 0
+    call("audit", "seal", "--key", key, "--publish", str(seals))
+    trusted = ("--seal", str(seals), "--seal-key", f"{key}.pub")
+    assert call("audit", "verify", "--archive", uri, *trusted).lines[-1]["sound"]
+    whole = seals.read_text(encoding="utf-8")
+    root = json.loads(whole)["seal"]["merkle_root"]
+    seals.write_text(whole.replace(root, root[::-1]), encoding="utf-8")
+    assert cli.run("audit", "verify", "--archive", uri, *trusted, *cli.where).code == 4
     s3.refuses = lambda _method, _key: True
     away = cli.run("audit", "verify", "--archive", uri, *cli.where)
     assert (away.code, away.out) == (4, "")
