@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from playwright.async_api import Browser, expect
-from tests.support.browsers import LIMIT_MS, barriers, browsing, examining, looking, too_wide
+from tests.support.browsers import LIMIT_MS, barriers, browsing, examining, looking, on_a_phone, too_wide
 from tests.support.gateways import gateway_of, listening
 from tests.support.limits import LIMIT_S
 from tests.support.run_tables import make_tables
@@ -422,15 +422,12 @@ async def test_nothing_on_any_page_keeps_anybody_out(browser: Browser, shop: Sho
                 assert answer.status == status, f"{address}: {answer.status}"
                 found = await barriers(page)
                 assert found == [], f"{address}: {found}"
-                for width in (420, 1280):
-                    assert (wide := await too_wide(page, width)) == 0, (
-                        f"{address}: {wide} pixels over {width}"
+                assert (wide := await too_wide(page)) == 0, f"{address}: {wide} pixels over 1280"
+                async with on_a_phone(page):
+                    assert (wide := await too_wide(page)) == 0, f"{address}: {wide} pixels over 420"
+                    assert (rows := await page.evaluate(NO_CARDS)) == [], (
+                        f"{address}: no cards on a phone: {rows}"
                     )
-                await page.set_viewport_size({"width": 420, "height": 800})
-                assert (rows := await page.evaluate(NO_CARDS)) == [], (
-                    f"{address}: no cards on a phone: {rows}"
-                )
-                await page.set_viewport_size({"width": 1280, "height": 900})
 
 
 async def test_nothing_on_the_page_of_an_archived_job_keeps_anybody_out(
@@ -451,7 +448,8 @@ async def test_nothing_on_the_page_of_an_archived_job_keeps_anybody_out(
         await page.goto(f"/jobs/mail/{job.id}")
         await expect(page.get_by_role("heading", name="Archived job")).to_be_visible()
         assert await barriers(page) == []
-        assert await too_wide(page) == 0
+        async with on_a_phone(page):
+            assert await too_wide(page) == 0
 
 
 async def test_the_theme_can_be_switched_and_stays(browser: Browser, shop: Shop) -> None:

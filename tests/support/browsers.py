@@ -88,11 +88,16 @@ async def barriers(page: Page) -> list[str]:
     return [f"{each['theme']}, {each['id']}: {each['nodes'][0]['html'][:160]}" for each in found]
 
 
-async def too_wide(page: Page, width: int = 420) -> int:
-    """Return by how many pixels a page is wider than a phone, 0 where it fits; its size is then as before."""
+async def too_wide(page: Page) -> int:
+    """Return by how many pixels a page is wider than what it is shown on, 0 where it fits."""
+    return max(0, int(await page.evaluate("document.documentElement.scrollWidth - innerWidth")))
+
+
+@contextlib.asynccontextmanager
+async def on_a_phone(page: Page) -> AsyncGenerator[None, None]:
+    """Show a page on a phone for the length of the block; its size is then as before."""
     before = page.viewport_size
-    await page.set_viewport_size({"width": width, "height": 800})
-    wide = max(0, int(await page.evaluate("document.documentElement.scrollWidth - innerWidth")))
+    await page.set_viewport_size({"width": 420, "height": 800})
+    yield
     if before is not None:
         await page.set_viewport_size(before)
-    return wide
