@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 from tests.support.command_line import Answer, CommandLine
+from tests.support.loops import run_in_loop
 from tests.support.working import LIMIT_S, working
 
-from jobledger.ledger import Ledger, Run, workflow
+from jobledger.ledger import Ledger, Run, connect, workflow
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -25,14 +27,41 @@ async def totals(run: Run) -> int:
 
 
 class Cli(CommandLine):
-    """The command line on an environment of the test's own, with a projection of its own."""
+    """The command line with a projection of the test's own, on an environment of its own unless it is told another one."""
 
-    def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        super().__init__(url, capsys)
+    def __init__(
+        self, url: str, folder: Path, capsys: pytest.CaptureFixture[str], environment: str | None = None
+    ) -> None:
+        super().__init__(url, capsys, environment)
         self._rows = ("--projection", str(folder / "projection.db"))
 
     def __call__(self, *words: str) -> Answer:
         return self.run(*words, *self.where, *self._rows)
+
+
+@pytest.fixture(scope="module")
+def filled(nats_server: EmbeddedServer) -> str:
+    """The environment of a run that has ended, for tests that leave its tables as they are."""
+
+    async def fill() -> str:
+        environment = f"t_{secrets.token_hex(6)}"
+        async with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as ledger:
+            await _fill(ledger)
+        return environment
+
+    return run_in_loop(fill)
+
+
+@pytest.fixture
+def reader(
+    nats_server: EmbeddedServer,
+    filled: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cli:
+    monkeypatch.setenv("COLUMNS", "80")
+    return Cli(nats_server.url, tmp_path, capsys, filled)
 
 
 @pytest.fixture
@@ -97,48 +126,48 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} B" if size_bytes < 1_000 else f"{size_bytes / 1024:.1f} KiB"
 
 
-def test_what_is_not_there_is_told_with_what_is(cli: Cli) -> None:
-    wrong = cli("tables", "show", "totals-1", "sum")
+def test_what_is_not_there_is_told_with_what_is(reader: Cli) -> None:
+    wrong = reader("tables", "show", "totals-1", "sum")
     assert wrong.code == 3
     assert "run totals-1 has no table 'sum'; its steps with tables: sums, rows" in wrong.err
-    assert cli("tables", "list", "nobody").code == 3
+    assert reader("tables", "list", "nobody").code == 3
 
 
-def test_steps_say_how_many_rows_they_made_and_a_rebuilt_projection_has_the_same(cli: Cli) -> None:
-    assert "1,000 rows" in cli("jobs", "show", "--steps", "totals-1").out
-    assert "2 rows" in cli("jobs", "show", "totals-1", "--tree").out
-    before = cli("tables", "list", "--json").lines
-    assert cli("projection", "verify").code == 0
-    assert cli("projection", "rebuild").code == 0
-    assert cli("tables", "list", "--json").lines == before
+def test_steps_say_how_many_rows_they_made_and_a_rebuilt_projection_has_the_same(reader: Cli) -> None:
+    assert "1,000 rows" in reader("jobs", "show", "--steps", "totals-1").out
+    assert "2 rows" in reader("jobs", "show", "totals-1", "--tree").out
+    before = reader("tables", "list", "--json").lines
+    assert reader("projection", "verify").code == 0
+    assert reader("projection", "rebuild").code == 0
+    assert reader("tables", "list", "--json").lines == before
 
 
-def test_a_question_in_sql_is_asked_of_the_tables_of_a_run(cli: Cli) -> None:
+def test_a_question_in_sql_is_asked_of_the_tables_of_a_run(reader: Cli) -> None:
     query = "select s.sku, s.cents, count(*) n from sums s join rows r using (sku) group by all order by 1"
-    table = cli("tables", "query", "totals-1", query)
+    table = reader("tables", "query", "totals-1", query)
     assert table.out.splitlines() == [
         "sku   cents    n",
         "──────────────────",
         "s0    249500   500",
         "s1    250000   500",
     ]
-    assert cli("tables", "query", "totals-1", query, "--json").lines == [
+    assert reader("tables", "query", "totals-1", query, "--json").lines == [
         {"sku": "s0", "cents": 249_500, "n": 500},
         {"sku": "s1", "cents": 250_000, "n": 500},
     ]
     typed = "select date '2026-01-02' as day, 1.50::decimal(9, 2) as euros, [1, 2] as list, null as nothing"
-    assert cli("tables", "query", "totals-1", typed, "--format", "csv").out == (
+    assert reader("tables", "query", "totals-1", typed, "--format", "csv").out == (
         'day,euros,list,nothing\n2026-01-02,1.50,"[1, 2]",\n'
     )
-    assert cli("tables", "query", "totals-1", typed, "--json").lines == [
+    assert reader("tables", "query", "totals-1", typed, "--json").lines == [
         {"day": "2026-01-02", "euros": "1.50", "list": [1, 2], "nothing": None}
     ]
-    cut = cli("tables", "query", "totals-1", 'select cents from "rows" order by cents', "--limit", "2")
+    cut = reader("tables", "query", "totals-1", 'select cents from "rows" order by cents', "--limit", "2")
     assert cut.out.split()[2:] == ["0", "1"]
     assert "the first 2 rows" in cut.err
 
 
-def test_what_is_no_question_to_tables_is_refused(cli: Cli) -> None:
+def test_what_is_no_question_to_tables_is_refused(reader: Cli) -> None:
     for query, reason in (
         ("drop view rows", "a query of tables is one SELECT"),
         ("select 1; select 2", "a query of tables is one SELECT"),
@@ -147,7 +176,7 @@ def test_what_is_no_question_to_tables_is_refused(cli: Cli) -> None:
         ("select nothing from rows", '"nothing" not found'),
         ("", "got nothing"),
     ):
-        found = cli("tables", "query", "totals-1", query)
+        found = reader("tables", "query", "totals-1", query)
         assert (found.code, found.out, reason in found.err) == (2, "", True), found.err
 
 

@@ -29,9 +29,9 @@ class Answer(NamedTuple):
 class CommandLine:
     """Runs commands, and functions on the ledger that they see."""
 
-    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str], environment: str | None = None) -> None:
         self.url = url
-        self.environment = f"t_{secrets.token_hex(6)}"
+        self.environment = environment or f"t_{secrets.token_hex(6)}"
         self.where = ("--url", url, "--environment", self.environment)
         self._capsys = capsys
 
