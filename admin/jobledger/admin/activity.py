@@ -1,4 +1,4 @@
-"""What goes on in a ledger: what its queues hold, how fast jobs move, and who works; from one look to the next."""
+"""The activity in a ledger: what its queues hold, how fast jobs move, and who works; from one look to the next."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Watch:
         self._counts: dict[str, tuple[int, int, int]] | None = None
 
     async def look(self) -> Activity:
-        """Bring the projection up to the ledger's head, and return what goes on.
+        """Bring the projection up to the ledger's head, and return the activity.
 
         Raises: ProjectionError, UnreachableError.
         """

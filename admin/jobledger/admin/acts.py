@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
     job: Job
     why: Why
     facts: Facts  #: what surrounds the job, with the time of the answer
-    #: The events that say so; if an archive holds them, the event that carried the job over.
+    #: The events that prove it; if an archive holds them, the event that carried the job over.
     proof: list[StoredEvent]
 
 
@@ -69,7 +69,7 @@ async def why(
     narrowed: Callable[[Job, Facts], tuple[Job, Facts]] = _all,
     opens: bool = True,
 ) -> Explanation:
-    """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
+    """Say what a job waits or waited for at a moment, since when, and which event proves it.
 
     `narrowed`: removes the parts of a job and its facts that the asker may not see. `opens`: the asker may see
     payloads, and therefore texts of jobs that have an owner.

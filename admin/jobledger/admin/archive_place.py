@@ -26,7 +26,7 @@ _BYTES_MAX: Final = 64 << 10
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What the mark of an archive says."""
+    """The facts in the mark of an archive."""
 
     environment: str
     ledger_made_at: datetime | None  #: by the server's clock; None if the server does not tell
@@ -88,7 +88,7 @@ def _holds(folder: Path, names: Names, manifest_sha256: str) -> bool:
 
 
 def _mark_in(folder: Path) -> Mark | None:
-    """Return what the mark in a folder says, None where there is none. Raises: RefusedError for a damaged one; OSError."""
+    """Return the mark in a folder, None without one. Raises: RefusedError for a damaged one; OSError."""
     try:
         with open_file(folder / MARK, bytes_max=_BYTES_MAX) as file:
             return msgspec.json.decode(file.read(), type=Mark)

@@ -1,4 +1,4 @@
-"""Events that an archive run took away: read where the archive is named, reported as missing elsewhere."""
+"""Events that an archive run took away: read if the archive is named, otherwise reported as missing."""
 
 from __future__ import annotations
 

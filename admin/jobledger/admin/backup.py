@@ -70,7 +70,7 @@ class ConsumerPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """What `backup.json` says."""
+    """The facts in `backup.json`."""
 
     form: int
     environment: str
@@ -105,7 +105,7 @@ async def back_up(
     keep: int | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TakenBackup:
-    """Write a back-up of an environment into `folder`, in a folder named after the time; work goes on meanwhile.
+    """Write a back-up of an environment into `folder`, in a new folder named after the time; meanwhile work goes on.
 
     Files of interrupted runs are removed first; of more than `keep` finished back-ups of this environment the oldest
     are removed. Links and the back-up that was just written are never removed.
@@ -139,7 +139,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _own_entries(folder: Path) -> list[Path]:
-    """Return the back-ups that lie in a folder themselves: what a link leads to belongs to somebody else."""
+    """Return the back-ups that lie in a folder itself: those behind a link belong to somebody else."""
     return [each for each in _entries(folder) if not each.is_symlink()]
 
 
@@ -157,7 +157,7 @@ def _too_many(folder: Path, newest: Path, environment: str, keep: int) -> list[s
 
 
 def _remove(place: Path) -> None:
-    """Remove a back-up; while that goes on, and after it was interrupted, it counts as unfinished."""
+    """Remove a back-up; during the removal, and if it is interrupted, the back-up counts as unfinished."""
     (place / BACKUP_FILE).unlink(missing_ok=True)
     sync_path(place)
     shutil.rmtree(place)
@@ -305,7 +305,7 @@ class _Form(msgspec.Struct):
 
 
 def read_backup(folder: Path) -> Backup:
-    """Return what a back-up says of itself; its other files are not looked at.
+    """Return the facts in a back-up's `backup.json`; its other files are not read.
 
     Raises: RefusedError for one in the form of a newer release; BackupDamagedError; OSError.
     """

@@ -35,7 +35,7 @@ Result = Literal["planned", "done", "refused", "invalid"]
 
 
 class Effect(NamedTuple):
-    """What an act returns beyond its success."""
+    """The facts that a successful act returns."""
 
     input_text: bytes | None = None  #: the new input as JSON, where there is one
     about: str = ""  #: what is still to come

@@ -84,7 +84,7 @@ async def find_jobs(
 ) -> list[ChosenJob]:
     """Return the jobs that a choice names, the oldest first; ids in the order in which they were given.
 
-    `states`: those that the act is for, where the choice names none. `limit`: at most this many of those that
+    `states`: those that the act is for, used if the choice names none. `limit`: at most this many of those that
     conditions choose.
 
     Raises: ChoiceError, JobNotFoundError, AmbiguousIdError for an id; ProjectionError, UnreachableError.

@@ -336,7 +336,7 @@ def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
 
 
 def failing_since(minutes: Sequence[Minute], bound: float) -> datetime | None:
-    """Return the first minute of the time in which a task has failed often; None where it has not.
+    """Return the first minute of the time in which a task has failed often; None if it has not.
 
     `minutes`: those in which attempts ended, the newest first. A minute counts as bad where at least the share `bound`
     failed. Bad minutes that are up to five minutes apart belong to one time.
@@ -363,7 +363,7 @@ def _apart(live: Iterable[WorkerInfo]) -> list[Apart]:
 
 
 async def _late_within(ledger: Ledger, now: datetime) -> list[tuple[str, datetime, int]]:
-    """Return the late reactors, and none where a cluster takes longer than `_LATE_S` to list its consumers."""
+    """Return the late reactors, or none if a cluster takes longer than `_LATE_S` to list its consumers."""
     limit_s = _LATE_S if ledger.connection.is_clustered else None
     try:
         async with asyncio.timeout(limit_s):
@@ -902,7 +902,7 @@ def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:
 
 
 def words_of(each: Diagnosis, lasts: Callable[[datetime], str]) -> str:
-    """Return what was found, and how long it has been so; `lasts` says that, given when it began."""
+    """Return what was found, and how long it has been so; `lasts` makes that of its beginning."""
     is_told = each.since is None or "since" in each.found
     return each.found if is_told or each.since is None else f"{each.found} ({lasts(each.since)})"
 

@@ -22,7 +22,7 @@ class ReadyEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def prepare(ledger: Ledger) -> ReadyEnvironment:
-    """Make missing buckets that else processes make later; `connect` made the ledger and the others.
+    """Make missing buckets, which processes would make later; `connect` made the ledger and the others.
 
     Leave out the buckets for tables of runs and bodies of webhooks: large, and never needed by many environments.
 

@@ -1,7 +1,7 @@
 """Erasing what is sealed under an owner's key, step by step. Source: ADR 068.
 
 Each call does what can be done now, decided by what is recorded: the owner's chain in the ledger, and the entry in the
-bucket KEYS. So whoever calls again goes on where another one died, and two at once do not disturb each other.
+bucket KEYS. So a repeated call goes on after a crash, and two calls at once do not disturb each other.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ async def _entry(keys: OwnerKeys, owner: str, state: OwnerState | None) -> KeyEn
 async def _stand_in(ledger: Ledger, keys: OwnerKeys, owner: str, state: OwnerState | None) -> None:
     """Write the entry of an owner whose key was lost with the bucket while it was being erased, so that this can end.
 
-    It names no master key: which ones wrapped the key is not known any more.
+    It names no master key: nobody knows any more which ones wrapped the key.
     """
     if state is not None and state.erasing is not None and await keys.entry(owner) is None:
         entry = KeyEntry(number=state.number, closed=True, erased_at=ledger.clock.now())

@@ -72,7 +72,7 @@ class JobNotHeldError(NotFoundError):
         self, where: str, job_id: str, missing: MissingEvents | None, command: str = "jobledger jobs show"
     ) -> None:
         self.where = where
-        self.job_id = job_id  #: whole where the projection knows it, else as it was given
+        self.job_id = job_id  #: the whole id if the projection knows it, else as it was given
         self.missing = missing  #: None: nothing is missing, and no export holds the job
         way = f"`{command} {job_id} --archive DIR`"
         super().__init__(where if missing is None else f"{where}: {missing.sentence(way)}")

@@ -25,8 +25,8 @@ from jobledger.projections.queries.store import FIND_MATCHES_MAX
 class JobHistory(NamedTuple):
     """One job's events, with what its archive has of it."""
 
-    log: Log  #: the ledger with its archive in front of it, where one was named
-    history: list[StoredEvent]  #: oldest first; of several jobs where one took an archived job's id
+    log: Log  #: the ledger, behind its archive if one was named
+    history: list[StoredEvent]  #: oldest first; events of several jobs if one took an archived job's id
     missing: MissingEvents | None  #: None where every event of the job is there
     chain: ChainCheck  #: whether the hash links of the history hold
 

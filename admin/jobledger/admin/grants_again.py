@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Turn(msgspec.Struct):
-    """One turn of a worker at the reactor of the limits, as the chain of grants tells it."""
+    """One turn of a worker at the reactor of the limits, as the chain of grants shows it."""
 
     author: Author
     snapshot: int = (

@@ -99,7 +99,7 @@ async def show_graph(ledger: Ledger, name: str, *, version: int = 0) -> ShownGra
 
 
 def changed_graph(done: ChangedValue[StoredGraph]) -> ChangedGraph:
-    """Return a stored graph after a command, for whoever shows it."""
+    """Return a stored graph after a command, as it is shown."""
     return ChangedGraph(info=info_of(done.state), changed=done.changed)
 
 

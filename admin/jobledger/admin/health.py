@@ -53,7 +53,7 @@ from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.statistics.tally import microseconds
 from jobledger.projections.tables.unreadable import count_set_aside
 
-# What `doctor` says of limits beside its diagnoses: jobs that nobody grants, jobs that nobody starts.
+# Checks of limits by `doctor`, in addition to its diagnoses: jobs that nobody grants, jobs that nobody starts.
 
 #: How long the reactor may leave jobs ungranted that could start, before a check warns.
 GRANT_WITHIN_S: Final = 3.0
@@ -65,7 +65,7 @@ _UNSTARTED: Final = "SELECT count(*) FROM jobs WHERE status = 'queued' AND limit
 
 
 async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
-    """Check jobs that are held, and jobs that were admitted; return nothing where no job was ever held.
+    """Check jobs that are held, and jobs that were admitted; return nothing if no job was ever held.
 
     `path`: the projection's file, which tells how long jobs wait to be started.
 
@@ -145,7 +145,7 @@ class Health(NamedTuple):
     """What was found."""
 
     checks: list[Check]  #: in the order in which they were made
-    diagnoses: list[Diagnosis]  #: problems, first those that stop work; none where nothing could be looked at
+    diagnoses: list[Diagnosis]  #: problems, first those that stop work; none if nothing could be looked at
     stopped: LedgerError | None  #: why there was nothing to look at: no server, or no ledger
 
     @property
@@ -175,7 +175,7 @@ async def examine(asked: Examination, rows: RowsOf) -> Health:
     except (LedgerError, ProjectionError) as error:
         if isinstance(error, LedgerNotFoundError) or (not found and isinstance(error, LedgerError)):
             stopped = error
-        # The sentence says what to do, after the colon.
+        # After the colon the sentence says what to do.
         found.append(Check(check="ledger" if found else "server", status="fail", found=str(error)))
     disk = checks.check_disk(asked.directory)
     return Health(found if disk is None else [*found, disk], diagnoses, stopped)
@@ -280,7 +280,7 @@ async def _look_at_ledger(
 
 
 async def _unread(ledger: Ledger, path: Path) -> int | None:
-    """Return how many events the projection has not read; None where it is not of this ledger."""
+    """Return how many events the projection has not read; None if it is of another ledger."""
     status, problem = await projection_status(ledger, path)
     return None if problem is not None else status.lag_events
 
@@ -328,7 +328,7 @@ async def _check_beginning(ledger: Ledger) -> Check:
 
 
 def _check_unreadable(path: Path) -> Check:
-    """Look whether something lies in the ledger that is no event, as far as the projection has read.
+    """Look whether the ledger has messages that are no events, up to where the projection has read.
 
     Raises: ProjectionError.
     """

@@ -115,9 +115,9 @@ def _ago(ledger: Ledger, seconds: float) -> datetime:
 
 
 async def move(ledger: Ledger, projection: Path, terms: Retention, *, makes: bool = False) -> MoveOutcome:
-    """Move a slice of the events that should be and may be moved: see `slices`. Nothing is lost, whatever ends this.
+    """Move a slice of the events that should be and may be moved: see `slices`. Nothing is lost if this is interrupted.
 
-    `projection`: whose counters are recorded. `makes`: the folder is made where it is missing.
+    `projection`: whose counters are recorded. `makes`: whether a missing folder is made.
     """
     if not terms.to:  # the place was removed after somebody saw it
         return MoveOutcome(trouble=NO_PLACE)
@@ -243,7 +243,7 @@ async def _slice(ledger: Ledger, head: Head, last: int, terms: Retention) -> Sli
 async def _too_full(  # noqa: PLR0917 - all that may be the reason
     ledger: Ledger, head: Head, terms: Retention, last: int, held_back_by: str, found: Slice
 ) -> str:
-    """Return why a ledger stays fuller than it should be, "" where it does not."""
+    """Return why a ledger stays fuller than it should be, "" if it does not."""
     if not _wanted(head, terms) or head.bytes_max is None:
         return ""
     full = f"{head.stored_bytes / head.bytes_max:.0%} of the ledger's room is taken, and"
@@ -303,7 +303,7 @@ class Keeper:
         self._archive = default_to
         self._moved = MoveOutcome()  # outcome of the last look
         self._away = ""  # why the folder of the archive cannot be used; "": it can
-        self._trouble = ""  # the trouble that was last told of these
+        self._trouble = ""  # the trouble of these that was reported last
         self._looked_at = self._started_at
         self._place_up: bool | None = None
         self._is_looking = False  # a thread looks at the folder of the archive
@@ -365,7 +365,7 @@ class Keeper:
             begin, before = now, head
 
     async def _rest(self, terms: Retention, pause_s: float, *, is_full: bool) -> None:
-        """Wait until the next look: sooner where the setting changes, the folder is back, or the ledger is too full now."""
+        """Wait until the next look, or until the setting changes, the folder is back, or the ledger is too full."""
         clock = self._ledger.clock
         until = clock.monotonic() + pause_s
         while (left_s := until - clock.monotonic()) > 0:
@@ -448,7 +448,7 @@ class Keeper:
         self._trouble = trouble
 
     async def _why_no_place(self, terms: Retention, head: Head) -> str:
-        """Return why the folder of the archive cannot be used, "" where it can. Raises: what reading the ledger raises."""
+        """Return why the folder of the archive cannot be used, "" if it can. Raises: what reading the ledger raises."""
         newest = await newest_archived(self._ledger.log)
 
         def look() -> None:

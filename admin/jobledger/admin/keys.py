@@ -103,8 +103,8 @@ async def create_key(
 async def ensure_first_key(ledger: Ledger, file: Path, *, by: str) -> KeyInfo | None:
     """Give a ledger without keys its first one, which may do everything, from a file that holds its text.
 
-    A file that is missing is made, with a new key, for its owner alone. Return None where the ledger has keys, ended ones
-    too: then the ledger gets no key, so that the same call can be made at each start.
+    A file that is missing is made, with a new key, for its owner alone. Return None if the ledger has keys, also ended
+    ones: then it gets no key, so that the same call can be made at each start.
 
     Raises: ConfigurationError for a file that cannot be read or made, or holds no key; as `create_key`.
     """
@@ -124,7 +124,7 @@ async def ensure_first_key(ledger: Ledger, file: Path, *, by: str) -> KeyInfo | 
 
 
 def _read_or_make(file: Path) -> str:
-    """Return what a file holds, after making it with a new key where it is missing. Raises: ConfigurationError."""
+    """Return what a file holds, after making a missing one with a new key. Raises: ConfigurationError."""
     try:
         if not file.exists():
             make_folder(file.parent)

@@ -68,7 +68,7 @@ async def operator_acts(
     """
     log = await with_archive(rows.ledger.log, archives)
     gap = await missing(log, archives, since=chosen.since)
-    # Rows older than the log are left out: else two projections of different age would answer differently.
+    # Rows older than the log are left out: otherwise two projections of different age would answer differently.
     chosen = msgspec.structs.replace(chosen, from_sequence=(await log.head()).first_sequence)
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)

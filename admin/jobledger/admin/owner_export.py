@@ -1,4 +1,4 @@
-"""What the ledger holds of an owner, unsealed, as files for whoever asks for their data."""
+"""The data of an owner in the ledger, unsealed, as files for a person who asks for their own data."""
 
 from __future__ import annotations
 

@@ -112,13 +112,13 @@ def _why_passed_over(kept: KeptEntry, here: KeyEntry) -> str:
 
 
 def _as_recorded(entry: KeyEntry, state: OwnerState | None) -> KeyEntry:
-    """Return an entry as it is by now: without its key where the ledger says that the key, or a later one, was erased."""
+    """Return an entry as it is by now: without its key if the ledger records that this or a later key was erased."""
     if state is None or state.number < entry.number:
         return entry
     is_erasing = state.erasing is not None
     if is_erasing and state.number == entry.number:
         return msgspec.structs.replace(entry, closed=True)
-    # The owner's newest event is another one where the owner was held since.
+    # If the owner was held since, the newest event is another one.
     at = state.event.destroyed_at if isinstance(state.event, OwnerErased) else state.event.at
     return KeyEntry(number=state.number, masters=entry.masters, closed=is_erasing, erased_at=at)
 

@@ -55,7 +55,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: OwnerPhase
     words: str  #: the same for a person, with who, when and why
     key: str  #: the newest key, `<owner>/<number>`; "": none
-    master: str  #: the master key that wraps it; "" where it is destroyed
+    master: str  #: the master key that wraps it; "": it is destroyed
     masters: tuple[
         str, ...
     ]  #: each master key that ever wrapped it: an old copy of it opens with one of these
@@ -68,7 +68,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def change_owner(ledger: Ledger, owner: str, command: OwnerCommand, *, by: str) -> OwnerInfo:
-    """Record what follows from a command, and return the owner after that. Raises: as `decide`, what appending raises."""
+    """Record the events of a command, and return the owner after them. Raises: as `decide`, what appending raises."""
     check_owner(owner)
     await change(ledger, OWNER, owner, lambda before, stamp: decide(owner, before, command, stamp), by=by)
     return await owner_now(ledger, owner)
@@ -146,7 +146,7 @@ async def list_owners(
     found = {each for each in states if f"{each}/" > begin}
     lines: list[OwnerLine] = []
     async with rows.opened() as view:
-        if state in {None, "open"}:  # else something is recorded of each
+        if state in {None, "open"}:  # in other states each has a record
             found |= _owners_of_jobs(view.store, after, limit + len(states))
         for owner in sorted(found, key=lambda each: f"{each}/"):
             phase = phase_of(states.get(owner), ledger)

@@ -506,7 +506,7 @@ def _roots(names: Names) -> list[str]:
 
 
 def bound_to(subject: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield a subject for each queue or subscription, and for each priority where a consumer of work is meant."""
+    """Yield a subject for each queue or subscription, and for each priority if it is about a consumer of work."""
     if not names or not _NAMED.search(subject):
         yield subject
         return

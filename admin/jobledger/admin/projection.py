@@ -29,7 +29,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
     begins_at: int  #: first stream sequence that the rows know of
     counts_begin_at: int | None  #: first stream sequence that the counts include
     missing: str  #: a sentence on what the rows lack, "" where they have all
-    problem: str  #: why it cannot go on in this ledger, "" where it can
+    problem: str  #: why it cannot go on in this ledger, "" if it can
     lag_events: int | None  #: None when it cannot go on: its rows may come from a ledger with another history
     lag_s: float | None  #: age of the oldest event that is not in the rows, by this machine's clock
     updated_at: str | None
@@ -38,7 +38,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def projection_status(ledger: Ledger, path: Path) -> tuple[ProjectionStatus, ProjectionError | None]:
-    """Return what is known of a projection beside its ledger, and why it cannot go on there, None where it can.
+    """Return what is known of a projection beside its ledger, and why it cannot go on there, None if it can.
 
     Raises: UnreachableError, and ProjectionError for a file that cannot be read.
     """

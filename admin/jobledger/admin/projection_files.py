@@ -47,7 +47,7 @@ def files_of(folder: Path, url: str, environment: str) -> list[Path]:
 
 
 def _position(path: Path, environment: str) -> Position | None:
-    """Return how far a projection has read, None where it has read nothing of this environment or cannot tell."""
+    """Return how far a projection has read, None if it has read nothing of this environment, or that cannot be read."""
     try:
         with Store.open(path) as store:
             position = store.position()

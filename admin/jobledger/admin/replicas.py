@@ -94,7 +94,7 @@ async def list_copies(ledger: Ledger, *, limit_s: float = _LIMIT_S) -> list[Stre
     """
     _require_cluster(ledger)
     found = await asyncio.gather(*(_look(ledger, stream, limit_s) for stream in ledger.names.streams))
-    if not ledger.connection.is_connected:  # our lost connection says nothing of the streams
+    if not ledger.connection.is_connected:  # a lost connection is no sign that streams are away
         raise ServerUnreachableError("there is no connection to a server")
     return [each for each in found if each is not None]
 

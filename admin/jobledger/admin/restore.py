@@ -132,8 +132,8 @@ async def restore(
     """Bring an environment back, record that, and let workers in.
 
     `ledger`: a client of `connect_without_streams`, with a `FleetClock`. `paused`: every queue that had a job is paused
-    before work can begin. `again`: remove what an unfinished restore left. `lost_through`: the last stream
-    sequence that was used before, where that is known.
+    before work can begin. `again`: remove what an unfinished restore left. `lost_through`: the last stream sequence
+    that was used before, if known.
 
     Raises: RefusedError, BackupDamagedError: nothing was changed; LedgerFullError, LedgerError, UnreachableError, OSError:
         call it again, with `again`.
@@ -180,7 +180,7 @@ async def _bring_back(
 ) -> None:
     """Bring every stream back, the ledger first and closed, and prove its head. Raises: as `restore`.
 
-    `mark` tells this run's ledger from that of another run that removed it meanwhile, with `again`.
+    `mark` distinguishes this run's ledger from that of another run, which may have removed ours by `again`.
     """
     names, done = ledger.names, 0
     for each in backup.streams:
@@ -275,7 +275,7 @@ async def _record(
 
 
 async def _record_pause(ledger: Ledger, queue: str, by: str) -> None:
-    """Append `paused` of a queue, also where it is paused already: until a person resumes it."""
+    """Append `paused` of a queue, also if it is paused: it now stays so until a person resumes it."""
     pause = PauseQueue(reason=_PAUSE_REASON)
     await change(ledger, QUEUE, queue, lambda before, stamp: decide(queue, before, pause, stamp), by=by)
 

@@ -1,4 +1,4 @@
-"""A ledger's projection as whoever asks reads it: brought up to the ledger's head first, or as of a past moment."""
+"""A ledger's projection for a reader: brought up to the ledger's head first, or as of a past moment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class View(NamedTuple):
     lag: Lag = Lag()  #: for rows that another process keeps up to date; none for others
 
     def position(self) -> AnswerPosition:
-        """Return where the rows are, for an answer that is read in the same transaction."""
+        """Return the position of the rows, for an answer that is read in the same transaction."""
         found, lag = self.store.position(), self.lag
         behind = max(0, lag.head - max(found.stream_sequence, self.begins_at - 1))
         since = lag.unread_since if behind else None

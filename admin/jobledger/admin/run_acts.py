@@ -1,4 +1,4 @@
-"""What a person tells one job: to pause, to go on; and a run a signal, or to begin again."""
+"""Acts on one job: pause and resume; and on a run: send a signal, begin again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SignalReceipt(NamedTuple):
     job: Job
     is_new: bool  #: False: a signal of that id was sent before, and nothing was changed
     awaits: tuple[str, ...]  #: names of the signals that it waited for before
-    refused: str  #: why its wait refused it already, "" where it did not
+    refused: str  #: why its wait refused it already, "": it did not
 
 
 class _Json:

@@ -1,4 +1,4 @@
-"""The steps of a run as a graph: what came after what, as far as it is recorded. Pure."""
+"""The steps of a run as a graph: the recorded order of the steps. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import Step, name_in
 
-#: Nobody can read a drawing of more nodes.
+#: A drawing of more nodes is not readable.
 NODES_MAX: Final = 500
 
 
@@ -47,8 +47,8 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
 def graph_of(job: Job) -> RunGraph:
     """Return the graph of what a run recorded.
 
-    Steps of one branch follow each other. A branch begins after the last step of the branch around it; that one goes on
-    after all branches that began in it have ended.
+    Steps of one branch follow each other. A branch begins after the last step of the branch around it; the outer branch
+    goes on once all branches that began in it have ended.
     """
     nodes: list[Node] = []
     edges: list[tuple[str, str]] = []

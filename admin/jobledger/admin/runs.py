@@ -1,4 +1,4 @@
-"""Runs as whoever asks sees them: their steps, and what lies below them."""
+"""Runs for a reader: their steps, and the jobs below them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CHILDREN: Final = (
 
 
 class RunRecord(NamedTuple):
-    """What the events of a run tell."""
+    """The facts in the events of a run."""
 
     job: Job
     steps: list[StepRow]  #: in the order in which they were recorded first
@@ -121,7 +121,7 @@ def step_values(run: RunRecord, row: StepRow) -> StepValues:
 
 
 def _value(step: Step, value: msgspec.Raw, key: str) -> Any:
-    """Return a value; `key`: of the run's owner, named where the value is still sealed."""
+    """Return a value; `key`: that of the run's owner, given if the value is still sealed."""
     if value is NO_VALUE:
         return None
     if key and bytes(value) != b"[]" and is_covered(bytes(value)):

@@ -1,4 +1,4 @@
-"""How schedules are told to a person."""
+"""The words for schedules that a person reads."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ from jobledger.projections.tables.schedules import (
     read_schedules,
 )
 
-#: Whether the schedule is in the code of a running worker; `unknown` where none runs, or one does not say.
+#: Whether the schedule is in the code of a running worker; `unknown` if none runs, or one does not report it.
 InCode = Literal["yes", "no", "unknown"]
 _TICKS_AT_ONCE: Final = 500
 _LIKE: Final = "like"  # a placeholder id: only the order counts
 
 
 class ScheduleLine(NamedTuple):
-    """A schedule with what only the present tells of it."""
+    """A schedule with facts that are known only of the present."""
 
     row: ScheduleRow
     in_code: InCode  #: `unknown` for an operator's, too
@@ -141,7 +141,7 @@ async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list
 async def to_prune(rows: Rows) -> list[ScheduleRow]:
     """Return the schedules that code declared and that no running worker's code has.
 
-    Empty where no worker runs or one does not say what its code has: then nothing can be told.
+    Empty if no worker runs, or one does not report its schedules: then nobody knows.
 
     Raises: ProjectionError, UnreachableError.
     """

@@ -1,4 +1,4 @@
-"""What the monitoring pages of servers tell that no client can ask for: what an acknowledged event survives, and clocks."""
+"""Facts that only the monitoring pages of servers show, not their client protocol: durability, and clocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Monitor(msgspec.Struct, frozen=True):
 
 
 class _Page(NamedTuple):
-    """What one page says."""
+    """The content of one page."""
 
     said: dict[str, Any]
     read_at: float  #: seconds since 1970, in the middle between question and answer
@@ -96,7 +96,7 @@ def _clock(page: _Page, of: str) -> Check | None:
 
 
 def _read(monitor: Monitor) -> _Page | None:
-    """Read a page; None where it gives no answer that can be read, or is not the one that was looked for."""
+    """Read a page; None if its answer cannot be read, or it is the page of another server."""
     before = time.time()
     try:
         parts = urlsplit(monitor.url)

@@ -29,7 +29,7 @@ class ProcessRelease(msgspec.Struct, frozen=True, kw_only=True):
     kind: LeaseKind
     reader: str  #: the kind of a client that reads for long, such as `projector`; "" for all others
     version: str  #: the release of jobledger
-    release: str  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
+    release: str  #: release of its tasks' code, by `JOBLEDGER_RELEASE`; "": not set
     reads: int  #: the highest form that it reads
 
 
@@ -51,7 +51,7 @@ class FinishedUpgrade(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger whose upgrade is finished."""
 
     form: int
-    before: int  #: the form that it had; the same as `form` where there was nothing to do
+    before: int  #: the form that it had; the same as `form` if there was nothing to do
     behind: int  #: living processes that do not read this form
 
 
@@ -85,8 +85,8 @@ async def finish_upgrade(
 ) -> FinishedUpgrade:
     """Let events of this program's highest form be appended; earlier releases stop reading there, and none can go back.
 
-    The event comes before the setting: whoever appends a new form stands behind the event at which old readers stop. A
-    repeat after a death in between goes on where it was.
+    The event comes before the setting: so every event of the new form comes after the one at which old readers stop.
+    After a crash in between a repeated call goes on.
 
     Raises: RefusedError while a living process cannot read this form, unless `force`, and if the ledger's form is
         higher; PermissionRefusedError for a user of the server who may not change the ledger's settings;

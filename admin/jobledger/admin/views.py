@@ -1,4 +1,4 @@
-"""One job as whoever asks sees it: its facts, attempts and events, with its large values fetched."""
+"""One job for a reader: its facts, attempts and events, with its large values fetched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Deadlocks of runs: each keeps a slot of a limit, and waits for a child that waits for a slot only such runs hold.
 
-A child uses the slots of the runs above it, so one run does not wait for itself; but two runs can, where each keeps a
-key and has a child that needs the other's. Read from the rows of one moment. Source: ADR 042.
+A child uses the slots of the runs above it, so one run does not wait for itself; but two runs can wait for each other,
+if each keeps a key and has a child that needs the other's key. Read from the rows of one moment. Source: ADR 042.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 from jobledger.audit.verify.times import own_time, said
 from jobledger.ledger.model.codec import Message, StoredEvent
 
-#: Clocks of machines that are kept in time differ by less.
+#: Synchronized clocks of machines differ by less.
 APART_MAX: Final = timedelta(seconds=5)
 
 

@@ -79,7 +79,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares_past(self) -> bool:
-        """Whether both sides say the same as far as both go."""
+        """Whether both sides are equal up to the end of the shorter one."""
         return not self.first_difference
 
 

@@ -1,6 +1,6 @@
 """The words of a trail: what an event did, and what the job waits for after it.
 
-Pure. Texts of users are cut, and made safe to show by whoever shows them.
+Pure. Texts of users are cut, and made safe by the code that shows them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether the ledger is audited: how far it is sealed, when it was verified and archived last.
 
-The answer comes from the newest events of the reactors' chains: one read each, however long the ledger is.
-The ledger shows a check only if it was recorded (`record_verify`): a check itself appends nothing.
+The answer comes from the newest events of the reactors' chains: one read each, for a ledger of any length. The ledger
+shows a check only if it was recorded (`record_verify`): a check itself appends nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ E = TypeVar("E", bound=ReactorEvent)
 
 
 class AuditState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger says of its own audit; None where it never happened."""
+    """The recorded audit of the ledger; None: it never happened."""
 
     sealed_through: int | None = None  #: stream sequence that the newest seal goes up to
     sealed_at: datetime | None = (
@@ -35,7 +35,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def audited(log: Log) -> AuditState:
-    """Read what the ledger says of its own audit.
+    """Read what the ledger records of its own audit.
 
     Raises: CorruptLedgerError, UnreachableError.
     """

@@ -1,4 +1,4 @@
-"""What a job waits for, in a sentence, with the event that says so and what a person can do about it.
+"""What a job waits for, in a sentence, with the event that proves it and what a person can do about it.
 
 `explain` is pure: it is given the job and the facts about its surroundings that `find_facts` gathers.
 """
@@ -45,7 +45,7 @@ class PausedConsumer(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     consumer: str
-    until: str  #: as the server says it
+    until: str  #: the end of the pause, as the server writes it
 
 
 class LockWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class LockWait(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: str
     lock: str
-    holder: str  #: the process that holds it; "" where it is free by now
+    holder: str  #: the process that holds it; "" if it is free by now
     lives: bool  #: whether that process has a lease
 
 
@@ -71,13 +71,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         None  #: the newest announcement of its task, if no living worker of the queue has that task
     )
     master: str = (
-        ""  #: the master key that opens the key of the job's owner; "": it has none, or nobody can tell
+        ""  #: the master key that opens the key of the job's owner; "": it has none, or it is not known
     )
     paused: PausedConsumer | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
     key: Holder | None = None  #: its unique key as it is now, and the job that took it last
-    key_elsewhere: bool = False  #: whoever asks may not see the job that holds the key
+    key_elsewhere: bool = False  #: the asker may not see the job that holds the key
     children: dict[
         str, tuple[ChildNow, ...]
     ] = {}  #: of a run that waits for children: some that are open, by step key
@@ -89,7 +89,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     sentence: str
     since: datetime
-    event_sequence: int  #: stream sequence of the event that says so
+    event_sequence: int  #: stream sequence of the event that proves it
     hint: str = ""  #: a command that would change it; over HTTP the request that does the same
     held: HeldFacts | None = None  #: of a job that is held: its limits at this moment
     unique: str = ""  #: of a unique job: which job holds its key, and how long
@@ -138,7 +138,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
 
 
 async def _master(ledger: Ledger, key_id: str) -> str:
-    """Return the name of the master key that opens an owner's key; "" where nobody can tell."""
+    """Return the name of the master key that opens an owner's key; "" if it is not known."""
     if not isinstance(ledger.keys, OwnerKeys):
         return ""
     with contextlib.suppress(PermissionRefusedError, KeyUnavailableError):

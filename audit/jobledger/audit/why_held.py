@@ -64,7 +64,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.limit} has room ({used})"
 
     def without_numbers(self) -> LimitState:
-        """Return it without who holds it and how many, for somebody who may not see all jobs."""
+        """Return it without holders and numbers, for a person who may not see all jobs."""
         only: Literal["full", "room"] = "full" if self.is_full else "room"
         return LimitState(limit=self.limit, terms=self.terms, only=only)
 
@@ -78,11 +78,11 @@ class HeldFacts(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[LimitState, ...]  #: in the order of the job's own limits
     place: int = 0  #: 1: it is the first of its line; 0: it does not wait any more
     is_open: bool = True  #: whether a living worker serves its queue
-    grant: int = 0  #: stream sequence of the `granted` that admitted it, where that is stored already
+    grant: int = 0  #: stream sequence of the `granted` that admitted it, if that is stored already
 
 
 def explain_held(job: Job, facts: HeldFacts, moment: Callable[[datetime], str]) -> tuple[str, str]:
-    """Return what a held job waits for, and a command that would change it; `moment` tells a time."""
+    """Return what a held job waits for, and a command that would change it; `moment` puts a time into words."""
     if not facts.place:
         if facts.grant:
             return f"its limits admitted it at stream sequence {facts.grant}: it is queued in a moment", ""

@@ -48,7 +48,7 @@ class ChildNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunWait(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a run waits for. Of several, one that is over is enough to let the run go on."""
+    """One thing that a run waits for. Of several, the end of one lets the run go on."""
 
     awaits: Awaited
     step: str  #: the step's key

@@ -26,7 +26,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process's settings."""
 
     queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
-    weights: dict[str, int] = {}  #: share of a queue beside the others, 1 to 100; by default 1
+    weights: dict[str, int] = {}  #: share of a queue in relation to the others, 1 to 100; by default 1
     concurrency: int = 100  #: attempts that may run at once, threads included
     #: How long a stop may take. Running attempts may go on until its last fifth (at most 5 s), in which their jobs are
     #: given back.

@@ -55,7 +55,7 @@ def tell_end(outcome: Outcome, before: Job, now: datetime) -> None:
 
 
 def tell_failure(fail: Fail, after: Job) -> None:
-    """Log why an attempt failed and what follows for the job; `after`: the job with the outcome."""
+    """Log why an attempt failed and what happens to the job next; `after`: the job with the outcome."""
     number, reason = after.attempts_count, _reason(fail.error)
     if after.state is JobState.DEAD_LETTERED:
         tell_dead_letter(after)

@@ -174,7 +174,7 @@ class WorkerCollector:
         self._log = log
 
     def health(self) -> str:
-        """Return "" while the worker may take work, else why not."""
+        """Return "" while the worker may take work, else the reason why not."""
         if not self._worker.taking.is_set():
             return "the worker does not take work yet"
         if not self._worker.counts().lease_is_valid:

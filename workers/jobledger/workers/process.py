@@ -51,6 +51,6 @@ def _unraisable(told: sys.UnraisableHookArgs) -> None:
 
 
 def _in_loop(_: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-    # All else that the loop tells, such as callbacks and futures, may show arguments and values: it is not logged.
+    # The other entries of `told`, such as callbacks and futures, may show arguments and values: they are not logged.
     what = str(told.get("message", "an exception")).partition(" callback ")[0]
     logger.error("event loop: %s", what, exc_info=told.get("exception"))

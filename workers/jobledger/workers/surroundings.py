@@ -29,11 +29,11 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     results: Values  #: large results
     keys: KeyHolder | None = None  #: holds the keys of owners; None: no job of an owner runs here
     stamp: Callable[[str], Stamp]  #: identity of the worker -> who and when, for events decided now
-    tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
+    tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to those who watch the job
     #: Returns the ledger in which a job's own code makes jobs and the like; None: it may make nothing here.
     on_behalf_of: Callable[[Parent], Ledger] | None = None
     outage: Outage = msgspec.field(default_factory=Outage)
-    tracing: Tracing | None = None  #: the spans of what runs here; None where nothing is traced
+    tracing: Tracing | None = None  #: makes the spans of jobs that run here; None: nothing is traced
 
     @classmethod
     def of(cls, ledger: Ledger) -> Surroundings:

@@ -1,1 +1,1 @@
-"""Stored events as whoever asks reads them: which are chosen, and how one is written for a program."""
+"""Stored events for a reader: which are chosen, and how one is written for a program."""

@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.log import Log, events_among
 
 S = TypeVar("S")
-_CHANGES_MAX: Final = 20  #: the most changes that are told of one value
+_CHANGES_MAX: Final = 20  #: the most changes that are shown of one value
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     at: Moment  #: by the server's clock
     event: str  #: its type, as `set` or `removed`
     by: str  #: the process or person
-    words: str  #: what it says
+    words: str  #: its content in words
 
 
 def change_of(aggregate: Aggregate[Any, Any], message: Message) -> Change:

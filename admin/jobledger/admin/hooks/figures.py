@@ -23,7 +23,7 @@ _P99: Final = 0.99
 
 
 def figure_of(view: View, definition: WatchDefinition) -> float | None:
-    """Return the figure of a watch, from the rows; None where there is nothing to measure.
+    """Return the figure of a watch, from the rows; None if there is nothing to measure.
 
     The ledger's own queues do not count: the delivery of a firing must not make a watch fire. Reads files: not for
     an event loop.

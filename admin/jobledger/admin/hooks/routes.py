@@ -44,7 +44,7 @@ class ShownRoute(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     sequence: int  #: stream sequence of its newest event
     history: tuple[Change, ...]  #: the newest first, at most twenty
-    source: str = "operator"  #: `code` where a process declared it, `operator` where a person set it
+    source: str = "operator"  #: `code`: a process declared it; `operator`: a person set it
 
 
 class DeliverySaid(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,9 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     queue: str  #: "": the task's own
     input: Annotated[dict[str, Any], PAYLOADS]
     graph: str = ""  #: the stored graph that would be run; "": a task
-    order: dict[str, Any] = {}  #: what the delivery says of the job's order, such as its id and tenant
+    order: dict[
+        str, Any
+    ] = {}  #: fields of the job's order that come from the delivery, such as its id and tenant
     signal: str = ""  #: the signal that the run with the id of `order` would be sent; "": none
     value: Annotated[Any, PAYLOAD] = None  #: the signal's value; none also if the delivery lacks it
 
@@ -283,7 +285,7 @@ async def retry_delivery(
 
 
 def processed(outcome: Outcome) -> ProcessedDelivery:
-    """Return what became of a delivery, for whoever shows it."""
+    """Return what became of a delivery, as it is shown."""
     return ProcessedDelivery(
         route=outcome.route, delivery=outcome.delivery, jobs=outcome.matched, sequence=outcome.sequence
     )

@@ -46,7 +46,7 @@ KEEP_OLD_S: Final = 24 * 3600.0
 
 
 class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook as it stands. Of a sealed secret it says only that it is one."""
+    """A webhook as it stands. Of a sealed secret it only says that there is one."""
 
     webhook: str  #: its name
     status: Status

@@ -19,7 +19,7 @@ class ActPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_acts(view: View, chosen: ActFilter, *, cursor: str | None = None, limit: int = 50) -> ActPage:
-    """Return at most `limit` acts that fit, the newest first; with the `next` of a page as `cursor` those behind it.
+    """Return at most `limit` acts that fit, the newest first; `cursor`: the `next` of the page before.
 
     Reads in a thread. Raises: CursorMismatchError for the cursor of another filter; ProjectionError.
     """

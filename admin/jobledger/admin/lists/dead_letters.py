@@ -23,7 +23,7 @@ class DeadLetterGroupPage(msgspec.Struct, frozen=True, kw_only=True):
 
     items: list[DeadLetterGroup]
     next: str | None  #: pass it as `cursor` to get the next page; None: this is the last one
-    total: int  #: dead letters that fit, whatever their cause
+    total: int  #: number of dead letters that fit, of all causes
     position: AnswerPosition
 
 
@@ -35,7 +35,7 @@ async def list_dead_letters(
     limit: int = 50,
     order: Order = "newest",
 ) -> DeadLetterPage:
-    """Return at most `limit` dead letters that fit; with the `next` of a page as `cursor` those behind it.
+    """Return at most `limit` dead letters that fit; `cursor`: the `next` of the page before.
 
     Reads in a thread. Raises: CursorMismatchError for the cursor of another filter or order; ProjectionError.
     """
@@ -52,7 +52,7 @@ async def list_dead_letters(
 async def group_dead_letters(
     view: View, chosen: DeadLetterFilter, *, cursor: str | None = None, limit: int = 50
 ) -> DeadLetterGroupPage:
-    """Return at most `limit` groups of dead letters with one fingerprint; with a `cursor` those behind it.
+    """Return at most `limit` groups of dead letters with one fingerprint; `cursor`: the `next` of the page before.
 
     Reads in a thread. Raises: CursorMismatchError for the cursor of another filter; ProjectionError.
     """

@@ -26,7 +26,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
 class CountedJobs(msgspec.Struct, frozen=True, kw_only=True):
     """How many jobs fit, by state."""
 
-    by_state: dict[str, int]  #: every state; 0 where none is in it
+    by_state: dict[str, int]  #: every state; 0 if no job is in it
     position: AnswerPosition
     #: Not None: the counting ended at jobs of this time, older ones are not in it. ISO-8601, UTC.
     searched_back_to: str | None
@@ -41,7 +41,7 @@ async def list_jobs(
     order: Order = "newest",
     limits: SearchLimits = SEARCH_LIMITS,
 ) -> JobPage:
-    """Return at most `limit` jobs that fit, by creation; with the `next` of a page as `cursor` those after it.
+    """Return at most `limit` jobs that fit, by creation; `cursor`: the `next` of the page before.
 
     Pages follow each other without gap or repeat while jobs come and change. Reads in a thread. Whoever may not see
     inputs must not ask with a filter that `reads_payloads`.

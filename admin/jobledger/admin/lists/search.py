@@ -1,4 +1,4 @@
-"""Values that jobs have had for the keys of a search, and what is said of a value that no job has had."""
+"""Values that jobs have had for the keys of a search, and a sentence on values that no job has had."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ActDone(msgspec.Struct, frozen=True, kw_only=True):
     message: str  #: why it was not done, or what is still to come
     input: Annotated[Any | msgspec.UnsetType, PAYLOAD] = (
         msgspec.UNSET
-    )  #: the new input; left out where the old one stays
+    )  #: the new input; left out if the old one stays
 
 
 def act_done(verb: str, outcome: ActResult) -> ActDone:

@@ -133,7 +133,7 @@ def pause_shown(state: QueueState | None) -> PauseShown | None:
 
 
 def queue_shown(row: QueueRow, paused: Mapping[str, QueueState]) -> QueueShown:
-    """Return a queue, or one of its priorities where the row names one."""
+    """Return a queue, or one of its priorities if the row names one."""
     return QueueShown(
         queue=row.queue,
         priority=row.priority or msgspec.UNSET,
@@ -182,7 +182,7 @@ def _listed(
 
 
 def taken_words(row: LimitListed, number: Callable[[int], str] = "{:,}".format) -> str:
-    """Return how many slots are taken, for a person: `2 of 3`, or `6 by 3 keys` where each key has its own."""
+    """Return how many slots are taken, for a person: `2 of 3`, or `6 by 3 keys` if each key has its own."""
     if row.taken is None:
         return ""
     if (row.keys or 0) > 1:

@@ -77,7 +77,7 @@ async def one_table(rows: Rows, run: str, step: str, queue: str | None) -> Table
 
 
 def recorded_table(job: Job, step: str) -> RecordedTable:
-    """Return the table that a step of a run is recorded to have made; `step` as of `one_table`, "" for its only table.
+    """Return the recorded table that a step of a run made; `step` as in `one_table`, or "" for the run's only table.
 
     Raises: NotFoundError, which names those that there are.
     """

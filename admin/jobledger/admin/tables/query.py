@@ -68,7 +68,7 @@ async def query_tables(
 
 
 def views_of(tables: Sequence[TableRow]) -> dict[str, TableRow]:
-    """Return what a query may name: each table by its step's key, and by its name where no other one has it."""
+    """Return what a query may name: each table by its step's key, and by its name if no other one has it."""
     found = {table.step: table for table in tables}
     names = [table.name for table in tables]
     for table in tables:

@@ -68,7 +68,7 @@ class PutGraph(Verb[ChangedGraph], frozen=True, kw_only=True):
     plan: Plan = False
 
     async def do(self, place: Place) -> ChangedGraph:
-        """Store it, for whoever may manage each of its nodes. Raises: as `Ledger.graphs.put`."""
+        """Store it, for a principal that may manage each of its nodes. Raises: as `Ledger.graphs.put`."""
         ledger, principal = place.ledger, place.principal
         given = self._named()
         for named in given.nodes:
@@ -197,7 +197,7 @@ class RemoveGraph(Verb[ChangedGraph], frozen=True, kw_only=True):
     plan: Plan = False
 
     async def do(self, place: Place) -> ChangedGraph:
-        """Remove it, for whoever may do so with each of its nodes. Raises: as `Ledger.graphs.remove`."""
+        """Remove it, for a principal that may do so with each of its nodes. Raises: as `Ledger.graphs.remove`."""
         graphs = place.ledger.graphs
         require_of_nodes(place.principal, "manage", self.name, await graphs.get(self.name))
         return changed_graph(await graphs.remove(self.name, reason=self.reason, by=place.by, plan=self.plan))

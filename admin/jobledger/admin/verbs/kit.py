@@ -1,10 +1,10 @@
 """Declarations of verbs: one frozen Struct for each thing that a person can do or ask.
 
 Its fields are the options of the command, the body or query of the request, and the fields of the form. `do` does it,
-and its return type is the answer of every door. `say` has the sentences for a terminal. What is declared beside it,
-the permission among that, holds for every door, so that no door can forget it. The doors are made elsewhere: the
-commands in `jobledger.cli.verbs`, the endpoints in `jobledger.gateway.api.verbs`, the forms in
-`jobledger.gateway.pages.table`; `Ledger.do` and the clients of the gateway take a verb as it is. Source: ADR 052.
+and its return type is the answer of every door. `say` has the sentences for a terminal. The rest of the declaration,
+such as the permission, holds for every door, so that no door can forget it. The doors are made elsewhere: the commands
+in `jobledger.cli.verbs`, the endpoints in `jobledger.gateway.api.verbs`, the forms in `jobledger.gateway.pages.table`;
+`Ledger.do` and the clients of the gateway take a verb as it is. Source: ADR 052.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def option(
     """Describe a field of a verb.
 
     `text`: one sentence, for `--help`, the API's document and the reference. `metavar`: the word for its value on the
-    command line. `flag`: the option, where it is not the field's name. `file`: an option that names a file with the
-    value, `-` for stdin; structures and bytes have only this one. `is_argument`: it has no option, like the words of
-    the address. `in_query`: a parameter of the address also where the request has a body. `is_body`: all of the body of
-    the request, not a member of it. `past`: a time in the past, so that `2h` means two hours ago. `bounds`: of
+    command line. `flag`: the option, if it is not the field's name. `file`: an option that names a file with the value,
+    `-` for stdin; structures and bytes have only this one. `is_argument`: it has no option, like the words of the
+    address. `in_query`: a parameter of the address even if the request has a body. `is_body`: all of the body of the
+    request, not a member of it. `past`: a time in the past, so that `2h` means two hours ago. `bounds`: of
     `msgspec.Meta`, such as `ge` and `max_length`.
     """
     own = {
@@ -101,7 +101,7 @@ class Place:
     """Where a verb is done, and who does it. A gateway has one of its own, which knows what the request said."""
 
     def __init__(self, ledger: Ledger, rows: Rows | None, principal: Principal, trace: str = "") -> None:
-        """`rows`: None where nobody named the file of a projection. `trace`: W3C traceparent of whoever asks."""
+        """`rows`: None where nobody named the file of a projection. `trace`: W3C traceparent of the caller."""
         self.ledger = ledger
         self.principal = principal
         self.trace = trace
@@ -135,7 +135,7 @@ class Place:
 
         Raises: as `find_job`, what `act` raises.
         """
-        del permission  # whoever speaks to the ledger itself has all
+        del permission  # a caller on the ledger itself has all permissions
         if self._rows is None:
             found = await self.ledger.job(job_id, queue=queue)
         else:
@@ -149,7 +149,7 @@ def operator_principal(name: str = "") -> Principal:
 
 
 class Declaration(NamedTuple):
-    """What is declared of a verb beside its fields."""
+    """The declaration of a verb, beside its fields."""
 
     verb: type[Verb[Any]]
     command: str  #: group and name on the command line, as `queues pause`
@@ -160,7 +160,7 @@ class Declaration(NamedTuple):
     #: What the permission must hold for: everything; "queue": the field `queue`; "own": what `do` finds, which asks
     #: `Place.principal` itself and answers as if what it may not see were not there.
     about: Literal["everything", "queue", "own"] = "everything"
-    problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
+    problems: tuple[str, ...] = ()  #: further codes, beside those that every endpoint may answer with
     status: int = 200
     form: str = ""  #: address of the form; "": no page has one
     then: str = ""  #: page to show after the form; words in braces are fields of the verb or of the answer
@@ -171,12 +171,12 @@ class Declaration(NamedTuple):
         False  #: the command is written by hand: it takes many values, say, or waits for an answer
     )
     location: str = ""  #: header of the answer: address of what was made, written as `then`
-    reads_rows: bool = False  #: needs the projection, whose file a command can be told
+    reads_rows: bool = False  #: needs the projection, whose file a command can name
     is_list: bool = False  #: the answer has `items`, which `--json` writes a line each
-    creates: bool = False  #: the command makes a ledger where there is none
+    creates: bool = False  #: the command makes a missing ledger
 
     def require(self, verb: Verb[Any], principal: Principal) -> None:
-        """Refuse whoever lacks the permission. Raises: AccessDeniedError."""
+        """Refuse a principal that lacks the permission. Raises: AccessDeniedError."""
         match self.about:
             case "everything":
                 principal.require_everywhere(self.permission)
@@ -205,7 +205,7 @@ class Declaration(NamedTuple):
 
 
 class Note(str):
-    """What a person is told beside the answer: a terminal shows it on stderr."""
+    """A sentence for a person beside the answer: a terminal shows it on stderr."""
 
     __slots__ = ()
 
@@ -235,7 +235,7 @@ Told = str | Table | Facts
 
 
 def shortened(text: str, length_max: int) -> str:
-    """Return a text that a terminal's line has place for, with an ellipsis where it was cut."""
+    """Return a text that fits a terminal's line, with an ellipsis if it was cut."""
     return text if len(text) <= length_max else text[: length_max - 1] + "…"
 
 
@@ -254,7 +254,7 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
     declaration: ClassVar[Declaration]
 
     async def do(self, place: Place) -> T:
-        """Do it, whoever asks, and return what every door answers. Raises: what it says itself."""
+        """Do it for any caller, and return the answer of every door. Raises: what it says itself."""
         raise NotImplementedError
 
     def say(self, found: T) -> Iterator[Told]:
@@ -267,7 +267,7 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
         return None
 
     def version_of(self, found: T) -> int | None:
-        """Return the sequence of what an answer is about, for its `ETag`; None: it has none."""
+        """Return the sequence for the `ETag` of an answer; None: it gets none."""
         del found
         return None
 
@@ -368,7 +368,7 @@ class Field(NamedTuple):
     kind: Any  #: its type without `None`, `Unset` and what describes it
     declared: Any  #: its type as it stands in the verb
     is_nullable: bool  #: None is a value of its own, beside not being given
-    default: Any  #: `msgspec.NODEFAULT` where it must be given
+    default: Any  #: `msgspec.NODEFAULT` if it must be given
     meta: msgspec.Meta
 
     @property
@@ -389,7 +389,7 @@ class Field(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The option that names a file with its value, "" where there is none."""
+        """The option that names a file with its value, "" if there is none."""
         return cast("str", (self.meta.extra or {}).get("file", ""))
 
     @property
@@ -473,8 +473,8 @@ def _field(info: msgspec.structs.FieldInfo, declared: Any) -> Field:
 def read_words(field: Field, words: Sequence[str], shown: str, now: datetime) -> Any:
     """Return a field's value out of what a person wrote, on a command line or in a form.
 
-    A time may be a span from now, or back from now where the field is of the past; a span may have a unit, and `none`
-    is null or an empty list. `shown`: the name by which the person knows the field.
+    A time may be a span from now, or back from now if the field is of the past; a span may have a unit, and `none` is
+    null or an empty list. `shown`: the name by which the person knows the field.
 
     Raises: InvalidInputError with one sentence.
     """

@@ -85,7 +85,7 @@ class SetLimit(Verb[ChangedLimit], frozen=True, kw_only=True):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What is said of it, by the names of `Terms`."""
+        """The given changes, by the names of `Terms`."""
         return {
             name: value for name in Terms.__struct_fields__ if (value := getattr(self, name)) is not UNSET
         }

@@ -121,7 +121,7 @@ class SetRetention(Verb[RetentionInfo], frozen=True, kw_only=True):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What is said of it, by the names of `Retention`."""
+        """The given changes, by the names of `Retention`."""
         said = {
             name: value for name in Retention.__struct_fields__ if (value := getattr(self, name)) is not UNSET
         }

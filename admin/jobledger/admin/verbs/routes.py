@@ -148,7 +148,7 @@ class RetryDelivery(Verb[ProcessedDelivery], frozen=True, kw_only=True):
         yield f"delivery {found.delivery} was processed once more: {made}"
 
     def page_after(self, found: ProcessedDelivery) -> str:
-        """Return the address of the one job that it made, else of what came in to the route."""
+        """Return the address of the one job that it made, else of the route's deliveries."""
         if len(found.jobs) == 1:
             return self.declaration.filled("/jobs/{queue}/{job}", self, found.jobs[0])
         return super().page_after(found)

@@ -230,7 +230,7 @@ class ResetSchedule(ScheduleVerb, frozen=True, kw_only=True):
         return await schedules.reset(self.name, by=by)
 
     def say(self, found: ScheduleNow) -> Iterator[str]:
-        """Say what is waited for."""
+        """Say what has to happen next."""
         yield f"schedule {found.name} is as it was, until a worker whose code has it declares it"
 
 

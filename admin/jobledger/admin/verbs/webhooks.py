@@ -172,8 +172,8 @@ class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     async def do(self, place: Place) -> WebhookInfo:
         """Set it. Raises: as `put_webhook`; AccessDeniedError for a secret that the caller may not name."""
         if any(map(is_reference, self.headers.values())):
-            # A header may name a file of the gateway, whose text is sent to the target: whoever chooses both could read
-            # any file.
+            # A header may name a file of the gateway, whose text is sent to the target: a principal that may choose
+            # both could read any file.
             place.principal.require_everywhere("admin")
         given = msgspec.structs.asdict(self)
         name, reason = given.pop("name"), given.pop("reason")

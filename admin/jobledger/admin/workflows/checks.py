@@ -36,9 +36,10 @@ _OPEN_STATES: Final = ", ".join(f"'{each.value}'" for each in sorted(set(JobStat
 _OPEN: Final = f"(status IN ({_OPEN_STATES}) OR (status = 'dead_lettered' AND dead_reason = 'diverged'))"
 _SINCE: Final = "created_at >= ?"
 
-#: `fits`: as far as it is recorded. `in_part`: the code asks for a new step before recorded ones, which were not compared.
-#: `diverges`: it asks for something else than is recorded. `fails`: the function raised something, perhaps as before.
-#: `missing`: the code at hand has no such workflow or version. `unread`: a recorded value is gone, or it took too long.
+#: `fits`: all recorded steps fit. `in_part`: the code asks for a new step before recorded ones, which were not
+#: compared. `diverges`: it asks for another step than is recorded. `fails`: the function raised something, perhaps as
+#: before. `missing`: the code at hand has no such workflow or version. `unread`: a recorded value is gone, or it took
+#: too long.
 Outcome = Literal["fits", "in_part", "diverges", "fails", "missing", "unread"]
 
 
@@ -55,7 +56,7 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int = 0  #: the stream sequence of the recorded step's newest event
     recorded: str = ""  #: what is recorded of it, in words
     asked: str = ""  #: what the code asks for
-    more: str = ""  #: what else is to be said, in words
+    more: str = ""  #: further words on the outcome
 
     @property
     def sentence(self) -> str:

@@ -63,7 +63,7 @@ class MerkleTree:
 
 #: More events than this are sealed in several ranges, so that each can be checked alone.
 SEAL_EVENTS_MAX: Final = 100_000
-_PUBLISHED_BYTES_MAX: Final = 64 << 20  # a hundred thousand of them: two months, one a minute
+_PUBLISHED_BYTES_MAX: Final = 64 << 20  # about 100,000 seals: two months of one a minute
 _RETRIES_LOOKED_AT: Final = 10
 
 
@@ -261,7 +261,7 @@ class SealCheck:
             yield each.seal.from_sequence, each.seal.to_sequence
 
     def problems(self) -> Sequence[tuple[int, str]]:
-        """Return what is wrong with the seals themselves, whatever the events are: stream sequence and sentence."""
+        """Return what is wrong with the seals alone, without the events: stream sequence and sentence."""
         return self._problems
 
     def _check_seals(self, seals: Sequence[Seal], *, whole: bool) -> Iterator[tuple[int, str]]:

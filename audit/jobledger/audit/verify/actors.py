@@ -37,7 +37,7 @@ class ActorRule:
 
 
 def _maker(event: JobEvent) -> str:
-    """Return who made a job, by the first event that is seen of it; "" where that is not known."""
+    """Return who made a job, by its first event; "" if that was not seen."""
     if isinstance(event, Carried):
         return event.job_state.created_by
     return "" if event.prev else event.by

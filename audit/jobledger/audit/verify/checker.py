@@ -1,4 +1,4 @@
-"""The checker itself: takes the events of a ledger in stream order and tells what must not be there.
+"""The checker itself: takes the events of a ledger in stream order and finds violations.
 
 Where the events come from is its caller's business. The rules are in `rules`, what is kept of each job in `records`,
 what comes out in `report`.
@@ -53,7 +53,7 @@ from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
 
-_OTHERS_PART: Final = 8  # divides the memory: the share of each aggregate but jobs
+_OTHERS_PART: Final = 8  # each aggregate but jobs gets one part in so many of the memory
 
 
 def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int | None) -> dict[str, Chains]:
@@ -82,7 +82,7 @@ def _part_of(memory: int | None) -> int | None:
 
 
 def _broken_head(event: Restored, before: bytes) -> list[Broken]:
-    """Return what is wrong with the hash of the last event that came back; `before`: b"" where it was not read."""
+    """Return what is wrong with the hash of the last event that came back; `before`: b"" if it was not read."""
     if not before or before.hex() == event.head_hash:
         return []
     return [
@@ -157,7 +157,7 @@ class Checker:
         self._newest: datetime | None = None  # when the newest event was stored
         self._times = StoredTimes()
         self._tally = Tally()
-        self.large_values = LargeValues()  #: set by whoever counted or read them
+        self.large_values = LargeValues()  #: set by the witness that counted or read them
         self.set_aside = SetAside()  #: the messages that are no events
         self.next_sequence = from_sequence  #: the stream sequence that must come next
 
@@ -257,7 +257,7 @@ class Checker:
             self.note(about, rule, sentence, stream_sequence=sequence)
 
     def _open_job(self, name: str) -> Job | None:
-        """Return the state so far of a job that is not closed; None where that is not known."""
+        """Return the state so far of an open job; None if it is not known."""
         record = self._jobs.get(name)
         return record.job if isinstance(record, Open) else None
 
@@ -272,7 +272,7 @@ class Checker:
         return 0 if self._archived is None else self._archived.through_sequence
 
     def unreadable(self, error: CorruptLedgerError) -> None:
-        """Note what a reader stumbled over; the next event is expected where reading goes on."""
+        """Note a place that cannot be read; the next event is expected where the reader goes on."""
         rule: Rule = "sequence" if isinstance(error, SequenceGapError) else "readable"
         self.note("", rule, str(error), stream_sequence=error.stream_sequence)
         self.next_sequence = max(self.next_sequence, error.next_sequence)
@@ -286,7 +286,7 @@ class Checker:
         self._found.add(found, in_front=in_front)
 
     def compared(self, found: CrossCheck) -> None:
-        """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
+        """Record another comparison of the ledger in the report; its caller also notes what is wrong."""
         self._compared.append(found)
 
     def _note(self, stored: StoredEvent, rule: Rule, sentence: str) -> None:

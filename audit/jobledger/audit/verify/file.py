@@ -1,7 +1,7 @@
-"""Reports of the checker as files: kept outside the ledger, they tell later what the ledger was then.
+"""Reports of the checker as files: kept outside the ledger, they later prove its former state.
 
 A file may be signed: then its `signature` is Ed25519, in hex, over `SIGNED` and the bytes of the file as it is with an
-empty `signature`. So it can be checked without this program, whatever fields later versions add.
+empty `signature`. So it can be checked without this program, even if later versions add fields.
 """
 
 from __future__ import annotations

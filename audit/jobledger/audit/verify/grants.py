@@ -1,4 +1,4 @@
-"""What a check proves of limits: `above`, `slot`, `order`, `rate` and `void`. By events alone; no clock decides anything.
+"""What a check proves of limits: `above`, `slot`, `order`, `rate` and `void`. Events alone decide, no clock.
 
 Who holds which slots is counted by `Holders`, as everywhere. What is kept: who holds slots at the moment, and of each
 line the newest job that was granted, which goes to the disk with the rest where memory is short. A ledger
@@ -48,7 +48,7 @@ class _Open(msgspec.Struct, gc=False):
 
 
 class GrantRules:
-    """The rules of limits, told the events of one ledger in stream order. Call `close`."""
+    """The rules of limits, fed with the events of one ledger in stream order. Call `close`."""
 
     def __init__(
         self,

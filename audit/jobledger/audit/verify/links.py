@@ -1,7 +1,7 @@
 """The hash links of a chain: each event names the sha256 of the event before it.
 
-The one place that decides whether a link holds. A check of the whole ledger asks it event by event; whoever reads a
-single chain, for a person, asks `check_chain` for all of it.
+The one place that decides whether a link holds. A check of the whole ledger calls it for each event; code that reads a
+single chain for a person calls `check_chain`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jobledger.ledger.model.subjects import aggregate_of
 def broken_link(prev: str, before: bytes | None, *, of: str = "job", age: int = 0) -> str | None:
     """Return one sentence when an event that names `prev` cannot follow the event with the sha256 `before`, else None.
 
-    `before` is None where the event is the first of its chain, a chain of `of`. `age` is the stream sequence of the
-    event before, if the sentence should name it.
+    `before` is None if the event is the first of its chain, a chain of `of`. `age` is the stream sequence of the event
+    before, if the sentence should name it.
     """
     if before is None:
         return f"it follows {prev!a}, and no event of its {of} is before it" if prev else None
@@ -33,7 +33,7 @@ def broken_link(prev: str, before: bytes | None, *, of: str = "job", age: int = 
 
 
 class Run(NamedTuple):
-    """An archive run, as far as it tells which chains may begin again."""
+    """The facts of an archive run that decide which chains may begin again."""
 
     stream_sequence: int  #: sequence of the event that records it
     through: int  #: stream sequence up to which everything was archived

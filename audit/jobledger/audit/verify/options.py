@@ -12,8 +12,8 @@ from jobledger.ledger.model.errors import InvalidInputError
 
 #: How far two machines' clocks may be apart before a dispatch counts as early.
 TIMER_TOLERANCE_S: Final = 1.0
-#: How long a moment may be over before a job that still waits for it counts as forgotten: whoever keeps the timers may
-#: be down for a while.
+#: How long a moment may be over before a job that still waits for it counts as forgotten: the process that keeps the
+#: timers may be down for a while.
 OVERDUE_GRACE_S: Final = 3_600.0
 VIOLATIONS_MAX: Final = 100
 MEMORY_BYTES_MAX: Final = 64 << 20
@@ -48,7 +48,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     violations_max: int = VIOLATIONS_MAX  #: the most violations that are kept; all are counted
     memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: memory for records of jobs; None: as much as they need
 
-    signatures_checked: bool = False  #: an earlier report that is signed was held to the keys that count
+    signatures_checked: bool = False  #: the signature of a signed earlier report was checked by trusted keys
 
     def __post_init__(self) -> None:
         """Check each option."""

@@ -34,7 +34,7 @@ class PayloadStates(Protocol):
 
 
 class PayloadWitness:
-    """A witness of `audit.verify`: counts the large values that events refer to, and reads them where it may."""
+    """A witness of `audit.verify`: counts the large values that events refer to, and reads them if it may."""
 
     def __init__(self, references: References, places: Sequence[PayloadStates]) -> None:
         """`places` are looked at in this order until one has the value; none: the values are only counted."""

@@ -50,7 +50,7 @@ class AcknowledgedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrossCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Something else that the ledger was compared with."""
+    """A comparison of the ledger with something else."""
 
     what: str  #: "projection", "seals", "published seals", "earlier report", "archive", "large values"
     sentence: str
@@ -136,7 +136,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         AcknowledgedMessage, ...
     ] = ()  #: the first messages that are no events and were accepted
     acknowledged_count: int = 0  #: number of all that were accepted
-    compared: tuple[CrossCheck, ...] = ()  #: what else was compared with the ledger, and what came of it
+    compared: tuple[CrossCheck, ...] = ()  #: other things compared with the ledger, and the results
     not_proven: tuple[str, ...] = ()  #: what this check does not prove, a sentence each
     violations: tuple[Violation, ...]  #: the first violations, in the order they were found
     violations_count: int  #: number of all violations

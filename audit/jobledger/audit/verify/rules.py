@@ -56,11 +56,11 @@ def _one_outcome(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | N
     number = cast("_Outcome", event).attempt
     attempt = job.attempt(number)
     if attempt is None:
-        return None  # of no attempt at all, or of one long past: the transition table tells
+        return None  # its attempt never was, or is long past: the transition table reports it
     if attempt.state == "running" or attempt.number != number:
         return None
     if isinstance(event, Paused) and (event.event == OPERATOR or job.state is JobState.PAUSED):
-        return None  # it waits, and a person pauses it, or lets it wait as before
+        return None  # a waiting job, which a person pauses or resumes
     kind = event_type(event)
     if attempt.state == "lost":
         return (
@@ -149,7 +149,7 @@ def overdue(job: Job, now: datetime, grace: timedelta) -> str | None:
 def broken_at_end(
     job: Job, expected: Expectation, now: datetime | None, grace: timedelta
 ) -> Iterator[Broken]:
-    """Yield what is wrong with a job that is not over when the ledger ends; `now`: None where nobody can tell."""
+    """Yield what is wrong with a job that is not over when the ledger ends; `now`: None if not known."""
     if expected.all_final and job.state not in FINAL_STATES:
         yield "final", f"it is still {job.state.value}: it has no final state"
     until, due_at = expected.timers_until, None if job.state is JobState.PAUSED else job.due_at

@@ -86,8 +86,8 @@ class SealWitness:
     def _intact(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges that cannot have been rewritten: those of published seals, and of the seals that they name.
 
-        The ledger's own seals prove it only if signed: else whoever rewrites the events can rewrite
-        the seals too.
+        The ledger's own seals prove it only if signed: otherwise an attacker who rewrites the events can rewrite the
+        seals, too.
         """
         if not self._published:
             yield from self._check.spans() if self._signed else ()
@@ -162,7 +162,7 @@ async def seals_as_witness(
     is_part: bool = False,
     may_lack: bool = False,
 ) -> SealWitness | None:
-    """Return the seals in a ledger as a witness; None where it has none and no key says that it should.
+    """Return the seals in a ledger as a witness; None if it has none, and no key suggests that it should.
 
     `is_part`: the log is a part of a ledger by intent, which may lie between two seals. `may_lack`: the keys need not
     be those of seals.

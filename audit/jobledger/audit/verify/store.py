@@ -46,8 +46,8 @@ class Form(msgspec.Struct, Generic[R], frozen=True):
 class RecordStore(Generic[R]):
     """Records by name, in about `memory_bytes_max` of memory and as much of the disk as they need.
 
-    The file has no name, so nobody else can open it, and it is gone with the process, however that ends: it is SQLite's
-    own temporary database, in the folder that TMPDIR names (else /var/tmp or /tmp).
+    The file has no name, so nobody else can open it, and it is gone with the process in any case: it is SQLite's own
+    temporary database, in the folder that TMPDIR names (else /var/tmp or /tmp).
     """
 
     def __init__(self, form: Form[R], memory_bytes_max: int | None) -> None:
@@ -123,7 +123,7 @@ class RecordStore(Generic[R]):
             cursor = self._disk.execute(_SELECT, (live_only,))
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for name, live, data in rows:
-                    if name not in self._hot:  # else it was read back, and may have changed since
+                    if name not in self._hot:  # a record in `_hot` was read back, and may have changed since
                         yield name, self._form.decode(bool(live), data)
 
     def _make_room(self, bytes_max: int) -> None:
@@ -182,7 +182,7 @@ def scratch(cache_bytes: int) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def translated(what: str = _CHECK, advice: str = _CHECK_ADVICE) -> Generator[None, None, None]:
-    """Raise ScratchSpaceError for an error of SQLite: `what` says what cannot be done, `advice` what one can do."""
+    """Raise ScratchSpaceError for an error of SQLite: `what`: the failed act, `advice`: what to do."""
     try:
         yield
     except sqlite3.Error as error:

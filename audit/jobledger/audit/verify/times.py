@@ -88,7 +88,7 @@ _decode: Final = msgspec.json.Decoder(_TimedEvent).decode
 
 
 def own_time(data: bytes) -> datetime | None:
-    """Return the time that an event has in its own bytes; None where there is none."""
+    """Return the time in an event's own bytes; None if there is none."""
     try:
         return _decode(data).at
     except (msgspec.MsgspecError, UnicodeError):

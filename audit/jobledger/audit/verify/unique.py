@@ -22,7 +22,7 @@ class UniqueRule:
     """The rule `unique` over the chains of keys and the records of jobs that a checker keeps."""
 
     def __init__(self, keys: Chains, jobs: RecordStore[Record], *, from_start: bool) -> None:
-        """Set `from_start` where the check reads every event: then a key or job without events never existed."""
+        """Set `from_start` if the check reads every event: then a key or job without events never existed."""
         self._keys = keys
         self._jobs = jobs
         self._from_start = from_start
@@ -43,7 +43,7 @@ class UniqueRule:
         if owner is None and not self._from_start:
             return
         if owner is not None and owner.state is JobState.CANCELLED and owner.last_sequence == sequence - 1:
-            return  # replaced: the same append cancelled the owner, however long it held the key
+            return  # replaced: the same append cancelled the owner, even if it still held the key
         if owner is not None and until == "due" and owner.attempts:
             return  # the owner has had an attempt, so its key was free once it was first due
         if is_held(before, owner, event.at, until):

@@ -2,7 +2,7 @@
 
 A ledger whose end was cut off is sound, only shorter; one that somebody rewrote with new hashes is sound, too. Both
 show only by a record kept elsewhere: a published seal, an earlier report, a projection that has read further. So the
-report says how far the check compared each of these, and `unproven` yields what is left. Pure.
+report says how far the check compared each of these, and `unproven` yields what no comparison proves. Pure.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _ASK_AGAIN_S: Final = 0.1
 
 
 class Witness(Protocol):
-    """Something else that the ledger is compared with in the same pass."""
+    """A further comparison of the ledger in the same pass."""
 
     def feed(self, batch: Sequence[Message]) -> None:
         """Take what was read, in stream order; what could not be read is left out."""

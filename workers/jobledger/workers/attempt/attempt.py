@@ -206,7 +206,7 @@ class Attempts:
                     settlement = await self._execute_and_record(work, attempt)
             return settlement
         finally:
-            job_filter.current.set(None)  # else task, context and attempt keep each other alive
+            job_filter.current.set(None)  # without this task, context and attempt keep each other alive
             if settlement is not None and not attempt.control.abandoned:
                 self._end(attempt)
 

@@ -52,11 +52,11 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
     ref: JobRef
     task: Task[Any, Any] | None  #: None: no loaded module defines the task
     identity: str  #: the worker's identity in the claim
-    chain: JobView  #: ends with the claim
+    chain: JobView  #: the job's chain, which ends with the claim
     job: Job  #: the job of that chain
     own_task: asyncio.Task[None]  #: the asyncio task that makes the attempt
     control: Control
-    #: Called to end the attempt once it was told to.
+    #: Called to end the attempt once it was told to stop.
     on_told: Callable[[Attempt], None] = lambda _attempt: None
 
     @property

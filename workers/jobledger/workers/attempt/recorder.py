@@ -138,7 +138,7 @@ class Recorder:
             logs.tell_end(outcome, attempt.job, self._ledger.clock.now())
 
     async def _retry(self, attempt: Attempt, chain: JobView, outcome: Outcome) -> JobView:
-        """Append the events of the outcome, whatever error the first try had."""
+        """Append the events of the outcome after any error of the first try."""
         return await retry_store(
             f"the outcome of job {attempt.job.id}",
             # `known`, so that a lagging replica's view, older than our claim, does not make it look lost.

@@ -350,7 +350,7 @@ def _end_with(faults: int) -> Callable[[str], None]:
 
 
 def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
-    """Make sure that this process does not outlive the worker, whatever either is doing."""
+    """Make sure that this process does not outlive the worker, even if either is blocked."""
     if sys.platform == "linux":  # the kernel ends it even if the task never lets our thread run
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -412,7 +412,7 @@ def _tell_print(link: Link, text: str) -> None:
 
 
 def _load(link: Link, setup: Setup) -> TaskRegistry:
-    """Load the tasks, or tell the worker why they cannot be loaded and leave."""
+    """Load the tasks; if they cannot be loaded, tell the worker why and exit."""
     sys.path[:] = setup.import_path
     try:
         return TaskRegistry.load(setup.modules)

@@ -1,7 +1,7 @@
 """The processes in which tasks with `run_in="process"` run: started on demand, reused, replaced when one is lost.
 
 Cancelling a call kills its process: nothing else stops code that does not cooperate. So a timeout around `run` ends the
-work, not only the wait. Knows tasks by name only, and of a job only what a `Call` says.
+work, not only the wait. It knows tasks only by name, and a job only by the facts in its `Call`.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ProcessPool:
     ) -> Result:
         """Run a task in a process, the one that was taken for it or the next that is free; return what came of it.
 
-        `on_begin` is told the process id when the wait is over. When this is cancelled, or the listener raises, the
+        `on_begin` gets the process id when the wait is over. When this is cancelled, or the listener raises, the
         process is killed at once, gone before this returns, and replaced.
 
         Raises: ChildStartError and PoolClosedError, as `take`; PayloadTooLargeError; what the listener raised.
@@ -223,7 +223,7 @@ class ProcessPool:
                     self.give_back(child)
                 what = f"{what} of task {call.task}"  # noqa: PLW2901 - said in full
                 raise PayloadTooLargeError(what, size_bytes, self._config.payload_bytes_max)
-        if child is not None and not child.is_alive:  # it died since, and nothing of the call was run
+        if child is not None and not child.is_alive:  # it died before the call, of which nothing was run
             self.give_back(child)
             child = None
         child = child or await self.take()

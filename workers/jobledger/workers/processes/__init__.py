@@ -1,1 +1,1 @@
-"""Child processes: how one process starts others, speaks to them, watches them and ends them, whatever they do."""
+"""Child processes: how one process starts others, sends them messages, watches them and ends them in any state."""

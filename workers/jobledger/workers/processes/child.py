@@ -1,7 +1,7 @@
 """A process as its parent sees it: started, heard, watched, asked to stop, killed after a limit, and reaped.
 
-It is the leader of a session of its own, so Ctrl-C reaches the parent alone, and its process group can be killed as one.
-It is reaped only when its owner says so: until then no other process gets its number.
+It is the leader of a session of its own, so Ctrl-C reaches the parent alone, and its process group can be killed as
+one. It is reaped only by a call of its owner: until then no other process gets its number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def python(module: str, *words: str, options: Sequence[str] = ()) -> list[str]:
 
 
 class Child(Generic[Message]):
-    """A started process; `Message` is what it says."""
+    """A started process; `Message`: the type of messages it sends."""
 
     def __init__(
         self,

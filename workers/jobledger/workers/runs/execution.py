@@ -100,7 +100,7 @@ class _Play:
         self._attempt = attempt
         self._task = task
         self._journal = journal
-        self._was_cut_off = False  #: it was told to end, or reached its limit, wherever it was
+        self._was_cut_off = False  #: it was told to end or reached its limit, at any point
         self._passage = self._new_passage(is_ending=job.cancel_requested or self._is_undone)
 
     def _new_passage(self, *, is_ending: bool) -> Passage:
@@ -156,7 +156,7 @@ class _Play:
         await self._play(self._passage, self._task.signature.decode(text))
 
     def _hear_nothing_more(self) -> None:
-        """Let the attempt go on though it was told to end, since it ends the run: only the end of the worker stops it."""
+        """Ignore requests to end the attempt, since it is ending the run: only the end of the worker stops it."""
         control = self._attempt.control
         control.undoing, control.cancelled, control.stop_reason, control.limit = True, False, "", ""
 
@@ -171,7 +171,7 @@ class _Play:
         except LimitReachedError:
             self._was_cut_off = True
             return execution.timed_out(attempt)
-        except BaseException as error:  # whatever the code of the run raises is its failure
+        except BaseException as error:  # any error that the run's code raises is its failure
             control = attempt.control
             if control.recorded is None and self._passage.diverged is None and is_stop(attempt, error):
                 if not control.cancelled:
@@ -227,7 +227,7 @@ class _Play:
         if isinstance(error, StepFailedError):
             info = msgspec.structs.replace(error.error, message=f"step {error.key!r}: {error.message}"[:2000])
             fail = msgspec.structs.replace(fail, error=info)
-        # `retry_on` says that another attempt helps: only the author knows what the code does outside of steps.
+        # `retry_on` says that another attempt helps: only the author knows the effects of the code outside of steps.
         is_sure = self._is_undone or (not rules.retry_on and self._fails_as_before(job, fail.error))
         if is_sure and fail.give_up is None and job.attempts_left:
             fail = msgspec.structs.replace(fail, give_up="rejected")
@@ -256,7 +256,7 @@ class _Play:
     # Undo.
 
     def _is_failure(self, outcome: Outcome) -> bool:
-        """Whether an outcome ends the run other than completed; a failure that mended code goes on from does not."""
+        """Whether an outcome ends the run uncompleted; a failure from which mended code can go on does not."""
         if isinstance(outcome, Fail) and outcome.error.kind not in MENDABLE:
             job = self._journal.job
             return outcome.give_up is not None or not job.attempts_left or job.cancel_requested

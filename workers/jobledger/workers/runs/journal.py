@@ -78,7 +78,7 @@ class RunSurroundings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     execution: Execution
     children: ChildJobs | None = None  #: makes the jobs that runs ask for; None where nothing may be made
-    tables: WorkerTables | None = None  #: makes and reads tables; None where there are none
+    tables: WorkerTables | None = None  #: makes and reads tables; None if there are none
     #: Without `children`: the ends of children that a run may read, by step and item.
     ends: Mapping[str, Mapping[int, MemberEnd]] = {}
     kept: KeptChains | None = None  #: keeps the chains of runs that are parked here
@@ -218,7 +218,7 @@ class AttemptJournal:
         control.recorded = outcome
 
     async def _catch_up(self) -> None:
-        """Read the events that a refusal is based on; wait a moment where a replica lags."""
+        """Read the events that a refusal is based on; wait a moment if a replica lags."""
         known = self._channel.chain.last_sequence
         await self._channel.refresh()
         if self._channel.chain.last_sequence == known:
@@ -431,7 +431,7 @@ class _Together:
         self._is_busy = False
 
     async def append(self, command: StepAppend) -> None:
-        """Return when what follows from the command is stored. Raises: as `AttemptChannel.append`.
+        """Return once the events that follow from the command are stored. Raises: as `AttemptChannel.append`.
 
         Cancelled, it may be stored or not, as any append.
         """

@@ -73,7 +73,7 @@ class TableCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def find(self, sha256: str) -> Path | None:
-        """Return the file of a digest, None where it is not here."""
+        """Return the file of a digest, None if it is not here."""
         if sha256 not in self._sizes:
             return None
         self._sizes[sha256] = self._sizes.pop(sha256)

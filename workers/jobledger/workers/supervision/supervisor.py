@@ -1,7 +1,7 @@
 """One process that keeps several worker processes alive: starts, restarts, stops them, and ends a dead one's lease.
 
-It runs no job itself. It ends a lease only after the process was reaped and its process group is gone, so that nothing
-of it can still run a job that another worker takes over. Source: ADR 006.
+It runs no job itself. It ends a lease only after the process was reaped and its process group is gone, so that none of
+its processes can still run a job that another worker takes over. Source: ADR 006.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: int = 1
     what: str = "worker process"  #: what each of them is called in the log
-    grace_s: float = 30.0  #: how long running attempts may go on after a stop, as the children were told
+    grace_s: float = (
+        30.0  #: how long running attempts may go on after a stop; the same as in the children's settings
+    )
     farewell_s: float = (
         20.0  #: time after the grace to give jobs back and exit; a `Worker` needs at most 14 s
     )
@@ -166,7 +168,7 @@ class Supervisor:
         return self._config.grace_s + self._config.farewell_s
 
     async def run(self) -> int:
-        """Keep the children until stopped; return the exit code that tells how it went.
+        """Keep the children until stopped; return an exit code by their ends.
 
         0: all ended in good order. 1: one had to be killed, or failed while it stopped. Else that of the child which
         could not start. Cancelled, it still stops its children in good order first.

@@ -42,7 +42,7 @@ _END = (Completed, Cancelled, DeadLettered, Discarded)
 
 
 class RunRules:
-    """The rules of runs that look at more than one chain, told the events of one ledger in stream order. Call `close`."""
+    """The rules of runs about more than one chain, fed with the events of one ledger in stream order. Call `close`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RunRules:
         is_selection: bool,
         memory_bytes_max: int | None,
     ) -> None:
-        """`jobs`: the checker's records. `is_selection`: events are left out, so that nothing across chains is said."""
+        """`jobs`: the checker's records. `is_selection`: events are left out, so that chains are not compared."""
         self._jobs = jobs
         self._from_start = from_sequence == 1
         self._is_selection = is_selection
@@ -68,7 +68,7 @@ class RunRules:
         self.copies.close()
 
     def proven(self, broken: Container[str]) -> tuple[Rule, ...]:
-        """Return which of the rules of runs hold; none where there was no run."""
+        """Return which of the rules of runs hold; none if there was no run."""
         if not self.runs:
             return ()
         left_out: set[Rule] = set(_ACROSS) if self._is_selection else set()
@@ -221,7 +221,7 @@ class RunRules:
             parent.groups[member.step].begun.remove(member.item)
 
     def _carried(self, before: Job | None, event: Carried, job: Job) -> None:
-        """Take in a run or a child by a `carried`, where the events that told of it are in an archive."""
+        """Take in a run or a child from a `carried`, since its events are in an archive."""
         if before is not None and not before.is_incomplete:
             return
         for step in event.job_state.steps:
@@ -275,7 +275,7 @@ def _not_asked_for(run: str, step: Step | None, member: Member, child: Job) -> s
     if step is None or step.order is None:
         return f"it says that it is a child of {run} by step {key!r}, which has no open children"
     order = step.order
-    if order.is_open:  # whoever makes its jobs gives them their names
+    if order.is_open:  # the client that makes its jobs gives them their names
         beyond = step.count is not None and item >= step.count
         return f"it is item {item} of step {key!r} of {run}, which has {step.count}" if beyond else None
     if not step.opened >> item & 1:

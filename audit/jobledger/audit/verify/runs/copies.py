@@ -1,7 +1,7 @@
 """The rule `copied`: what a rerun copied is, byte for byte, what the run that it names did.
 
 The hash of every end of a step, beginning of a group and completion of a child goes to the disk, with a second one over
-what a copy must repeat, so that a copy can be held to its source however long ago that was.
+what a copy must repeat, so that a copy can be compared with its source after any time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _Copy = StepStarted | _StepEnd
 
 
 class Copies:
-    """The rule `copied`, told the events of runs in stream order. Call `close`."""
+    """The rule `copied`, fed with the events of runs in stream order. Call `close`."""
 
     def __init__(self, jobs: RecordStore[Record], *, from_sequence: int, is_selection: bool) -> None:
         """`jobs`: the checker's records. `is_selection`: events are left out, so that a source may not be there."""
@@ -165,7 +165,7 @@ class Copies:
                 )
 
     def _descends(self, name: str, origin: str) -> bool:
-        """Return whether a run is a rerun of another one, or of a rerun of it; True where that was not seen."""
+        """Return whether a run is a rerun of another one, or of a rerun of it; True if that was not seen."""
         seen: set[str] = set()
         while name in self._sources and name not in seen:
             seen.add(name)

@@ -44,7 +44,7 @@ class Items(msgspec.Struct, gc=False):
 
 
 class Group(msgspec.Struct, gc=False):
-    """The children of one step, as their own chains tell of them."""
+    """The children of one step, as their own chains record them."""
 
     begun: Items = msgspec.field(default_factory=Items)
     completed: Items = msgspec.field(default_factory=Items)

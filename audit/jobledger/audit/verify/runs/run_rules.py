@@ -64,7 +64,7 @@ def broken_run(job: Job, event: JobEvent) -> Broken | None:
 
 
 def fact_in(event: JobEvent) -> Joined | JoinFact | None:
-    """Return what an event says of ends of children, None for nothing."""
+    """Return the facts of an event about ends of children, None without any."""
     if isinstance(event, _Ready):
         return event.joined
     return event if isinstance(event, Joined) else None
@@ -251,7 +251,7 @@ def _resumed(job: Job, event: _Ready) -> Broken | None:
 
 def _waits(job: Job, event: Paused) -> Broken | None:
     if not event.steps or event.event == OPERATOR:
-        return None  # whoever lets it go on looks for what came meanwhile
+        return None  # the code that resumes it looks for what came meanwhile
     if job.state is JobState.PAUSED:
         decided: JobEvent = resume(job, ResumeJob(), _stamp(event))[0]
     elif job.state is JobState.RUNNING:
