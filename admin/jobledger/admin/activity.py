@@ -31,7 +31,7 @@ class QueueActivity(msgspec.Struct, frozen=True, kw_only=True):
     """One queue at one moment."""
 
     row: QueueRow
-    rates: QueueRates | None  #: since the look before; None at the first
+    rates: QueueRates | None  #: those since the previous look; None at the first
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
     at: datetime
     stream_sequence: int  #: that of the newest event that was seen
-    events_per_s: float | None  #: since the look before; None at the first
+    events_per_s: float | None  #: rate since the previous look; None at the first
     queues: list[QueueActivity]
     paused: dict[str, QueueState]  #: the queues that are paused
     diagnoses: list[Diagnosis]  #: what hurts, the worst first; looked for at most every 5 s

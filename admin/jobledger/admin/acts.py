@@ -34,7 +34,7 @@ class Explanation(NamedTuple):
 
     job: Job
     why: Why
-    facts: Facts  #: what surrounds the job, with the time of the answer
+    facts: Facts  #: the surroundings of the job, with the time of the answer
     #: The events that prove it; if an archive holds them, the event that carried the job over.
     proof: list[StoredEvent]
 

@@ -40,7 +40,7 @@ from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.snapshots import write_snapshot
 from jobledger.ledger.nats.streams import find_stream
 
-FORM: Final = 1  #: of `backup.json`; it changes when a field changes its meaning
+FORM: Final = 1  #: version of `backup.json`; it changes when a field changes its meaning
 BACKUP_FILE: Final = "backup.json"
 _BYTES_MAX: Final = 16 << 20
 _BLOCK_BYTES: Final = 1 << 20
@@ -55,7 +55,7 @@ class StreamFile(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     file: str  #: its name in the folder of the back-up
     bytes: int
-    sha256: str  #: of the file, in hex
+    sha256: str  #: digest of the file, in hex
     messages: int
     config: dict[str, Any]  #: the stream's settings, as the server told them
     state: dict[str, Any]  #: the least that it held, as the server told it

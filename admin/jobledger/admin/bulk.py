@@ -38,7 +38,7 @@ class Effect(NamedTuple):
     """The facts that a successful act returns."""
 
     input_text: bytes | None = None  #: the new input as JSON, where there is one
-    about: str = ""  #: what is still to come
+    about: str = ""  #: what happens next
 
 
 #: Plans or performs an act on one job.

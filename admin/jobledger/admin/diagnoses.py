@@ -189,7 +189,7 @@ class Facts(NamedTuple):
     """What the parts of a diagnosis judge."""
 
     now: datetime
-    workers: list[WorkerInfo]  #: those that live
+    workers: list[WorkerInfo]  #: living workers
     apart: list[Apart]
     paused: dict[str, QueueState]  #: queues that are paused now
     webhooks: list[WebhookInfo]

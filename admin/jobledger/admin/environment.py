@@ -16,7 +16,7 @@ class ReadyEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str  #: without a password
     environment: str  #: "" for the one without a name
-    ledger_bytes_max: int  #: of the ledger as it is
+    ledger_bytes_max: int  #: the ledger's present limit
     last_sequence: int  #: that of its newest event; 0 before the first
     replicas: int  #: copies of the ledger; 1 on a single server
 

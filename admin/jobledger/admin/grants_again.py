@@ -85,7 +85,7 @@ async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int
     at = snapshots[before - 1]
     snapshot = await _snapshot(ledger, at)
     if head.first_sequence <= 1 and await _state_in(ledger, snapshot) is None:
-        return Turn(author)  # the events before it say the same
+        return Turn(author)  # the events before it lead to the same state
     return Turn(author, at, is_known=await _is_whole(ledger, head, snapshot, author.began))
 
 
@@ -111,7 +111,7 @@ async def _snapshot(ledger: Ledger, at: int) -> Snapshotted:
 
 
 async def _is_whole(ledger: Ledger, head: Head, snapshot: Snapshotted, began: int) -> bool:
-    """Return whether the ledger still has all that a turn read which began with this snapshot at `began`.
+    """Return whether the ledger still has all events that a turn read, which began with this snapshot at `began`.
 
     An archive run carries jobs over before it removes their events: a turn that began later read the copies.
     """

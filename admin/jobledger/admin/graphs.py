@@ -47,7 +47,7 @@ class ShownGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangedGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored graph after what a person did."""
+    """A stored graph after an act."""
 
     info: GraphInfo
     changed: bool  #: False: it was so already

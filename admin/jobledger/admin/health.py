@@ -144,7 +144,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 class Health(NamedTuple):
     """What was found."""
 
-    checks: list[Check]  #: in the order in which they were made
+    checks: list[Check]  #: all checks, in the order in which they were made
     diagnoses: list[Diagnosis]  #: problems, first those that stop work; none if nothing could be looked at
     stopped: LedgerError | None  #: why there was nothing to look at: no server, or no ledger
 
@@ -157,7 +157,7 @@ class Health(NamedTuple):
 
 
 async def examine(asked: Examination, rows: RowsOf) -> Health:
-    """Look at everything, in the order in which one thing needs the other, and change nothing.
+    """Look at everything, in the order of their dependencies, and change nothing.
 
     `rows` gives the projection's rows of a ledger. An error on the way is the last check.
 

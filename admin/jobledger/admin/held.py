@@ -37,7 +37,7 @@ class LimitNow(msgspec.Struct, frozen=True, kw_only=True):
 
     state: LimitState
     waits: tuple[Waits, ...]  #: those that have waited longest
-    keys: tuple[LimitState, ...] = ()  #: of a name without a key: its keys in use, those with most jobs first
+    keys: tuple[LimitState, ...] = ()  #: keys in use of a name without a key, those with most jobs first
 
 
 @contextlib.asynccontextmanager

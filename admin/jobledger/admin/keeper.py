@@ -296,7 +296,7 @@ class Keeper:
         self._ledger = ledger
         self._work = work
         self._clear = clear
-        self._clear_at = 0.0  # by the monotonic clock
+        self._clear_at = 0.0  # time of the next look at large values, by the monotonic clock
         self._cleared = MoveOutcome()  # outcome of the last look at large values
         self._default_to = default_to
         self._started_at = ledger.clock.now()
@@ -492,7 +492,7 @@ class Keeper:
             renewed_at=self._ledger.clock.now(),
             version=VERSION,
             reads=FORM,
-            kind="client",  # no list of workers has it
+            kind="client",  # so that no list of workers shows it
             reader=KEEPER,
             stopped=stopped,
             archive=self._archive,

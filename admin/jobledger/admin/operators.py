@@ -91,7 +91,7 @@ async def operator_acts(
 async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> tuple[Chains, dict[int, datetime]]:
     """Read the chains of these jobs, some at a time, and check their links.
 
-    Return also, by stream sequence, the own time of each event that is shown with it.
+    Return also, by stream sequence, the times of events for which the event's own time is shown.
     """
     events, broken, own = 0, dict[tuple[str, str], ChainCheck](), dict[int, datetime]()
     for at in range(0, len(names), _CHAINS_AT_ONCE):

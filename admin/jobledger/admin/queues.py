@@ -45,7 +45,7 @@ def fleet_queues(store: Store, *, shown: tuple[str, ...] = ()) -> list[QueueRow]
 
 
 def listed(store: Store, queue: str | None, now: datetime) -> tuple[list[QueueRow], Mapping[str, QueueState]]:
-    """Return the rows of the queues that ever had a job or are paused, or of one; and those that are paused.
+    """Return the rows of one queue, or of all that ever had a job or are paused; and the paused queues.
 
     Queues of the ledger's own are left out unless one is named, or paused.
     """

@@ -230,7 +230,7 @@ class _LedgerJobs(NamedTuple):
 
 
 async def _read_jobs(ledger: Ledger) -> _LedgerJobs:
-    """Return what the ledger's events add up to; of a job that is over only its name is kept meanwhile."""
+    """Return the jobs and queues in the ledger's events; of a job that is over only the name is kept in memory."""
     jobs: dict[str, Job] = {}
     closed: set[str] = set()
     queues: set[str] = set()

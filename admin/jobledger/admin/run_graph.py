@@ -22,7 +22,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str  #: `3` for the third step, `3.0` for its first child
     label: str
-    status: str  #: of a step its own; of a child `completed`, `failed`, `open` or `waiting`
+    status: str  #: the status of a step; for a child `completed`, `failed`, `open` or `waiting`
 
 
 class _GraphInput(msgspec.Struct):
@@ -36,7 +36,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes in an order in which they can run, and which of them come before which."""
 
     nodes: tuple[Node, ...]
-    edges: tuple[tuple[str, str], ...]  #: from the one that comes first to the one after it
+    edges: tuple[tuple[str, str], ...]  #: pairs of a node and one that comes after it
     hidden: int  #: how many nodes beyond `NODES_MAX` are left out
 
     def before(self, node: str) -> list[str]:
@@ -52,7 +52,7 @@ def graph_of(job: Job) -> RunGraph:
     """
     nodes: list[Node] = []
     edges: list[tuple[str, str]] = []
-    tails: dict[str, list[str]] = {}  # by branch: what its next step comes after
+    tails: dict[str, list[str]] = {}  # by branch: the nodes directly before its next step
     for step in sorted(job.steps.values(), key=lambda each: each.number):
         branch = step.key.rpartition("/")[0]
         name = str(step.number)

@@ -150,13 +150,13 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     awaiting: str | None
     since: str  #: time of its newest event
-    started_at: str | None  #: of its first attempt; None: none has begun
+    started_at: str | None  #: start of its first attempt; None: none has begun
     completed_at: str | None  #: when its present final state was entered; None: it has not ended
-    item: int | None  #: of a child: its number among those of its step
+    item: int | None  #: a child's number among those of its step
     label: str = (
-        ""  #: what its graph calls it; "": it is no node of a graph, or an older version began that graph
+        ""  #: its name in its graph; "": it is no node of a graph, or an older version began that graph
     )
-    late: bool  #: of a child: counted as not completed; it completed later, when a person gave it another attempt
+    late: bool  #: a child that was counted as not completed, and that completed later by a person's act
     undos: int  #: how many undos are registered, by its newest pause
     error: str | None
     steps: tuple[TreeStep, ...]
@@ -249,7 +249,7 @@ def dead_children(store: Store) -> list[DeadChildren]:
         step = None if job is None else job.steps.get(key)
         if step is None or not step.open >> item & 1 or step.order is None:
             continue
-        if step.order.on_dead_letter == "fail":  # its end is about to be counted
+        if step.order.on_dead_letter == "fail":  # the child's end is about to be counted
             continue
         if ref in found:
             found[ref].count += 1

@@ -62,7 +62,7 @@ async def check_pages(monitors: Sequence[Monitor]) -> list[Check]:
             group.start_soon(check, number, monitor)
     return list(
         dict.fromkeys(each for checks in found for each in checks)
-    )  # guessed pages that failed give one equal check
+    )  # failed guesses give equal checks, of which one is kept
 
 
 def _unknown(monitor: Monitor, of: str) -> Check:

@@ -36,7 +36,7 @@ class ProcessRelease(msgspec.Struct, frozen=True, kw_only=True):
 class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
     """How far the upgrade of a ledger is."""
 
-    version: str  #: of the program that looked
+    version: str  #: the release of the program that looked
     form: int  #: up to which form events are appended
     newest: int  #: the highest form that this program reads
     processes: tuple[ProcessRelease, ...]  #: by name

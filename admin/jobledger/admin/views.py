@@ -71,13 +71,15 @@ class JobDetails(JobHead, frozen=True, kw_only=True):
     progress: Progress | None
     last_sequence: int  #: stream sequence of its newest event
     trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
-    created_by: str  #: who appended its first event; "": an archive has it, from before jobs kept that
+    created_by: (
+        str  #: who appended its first event; "": that event is in an archive, from before jobs kept this
+    )
     made_by: Annotated[
         str | None, OTHER_JOB
     ]  #: the job whose code made it; None: none did, or an archive has its beginning
     rerun_of: RerunOf | None  #: the run whose first steps it copied
     attempts: list[AttemptView]
-    events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
+    events: list[dict[str, Any]]  #: events as they are stored, without inputs, results and checkpoints
 
 
 D = TypeVar("D", bound=JobDetails)
@@ -91,7 +93,7 @@ async def job_details(
     *,
     hidden: Hidden = NOTHING,
 ) -> JobDetails:
-    """Return the job with its events, these without what is hidden.
+    """Return the job with its events, without their hidden fields.
 
     Inputs and results in the object store are fetched, those that are gone from there out of the archive.
 

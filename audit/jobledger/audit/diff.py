@@ -137,7 +137,7 @@ def _ref(stored: StoredEvent) -> JobRef:
 async def compare(
     before: Side, after: Side, *, subject: str | None = None, on_progress: Progress | None = None
 ) -> Difference:
-    """Return what changed from one side to the other; `subject` is what both were selected by, if they were.
+    """Return what changed from one side to the other; `subject`: the selection by which both were read, if any.
 
     Raises: InvalidInputError for two sides that have no stream sequence in common; CorruptLedgerError,
         UnreachableError.

@@ -70,8 +70,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     lost: Lost | None = None
     waits_for: str | None = None  #: what the job waits for from here on; None when it runs or is over
-    waited_s: float | None = None  #: how long the wait took that this event ended
-    waited_for: str | None = None  #: what that wait was for
+    waited_s: float | None = None  #: length of the wait that this event ended
+    waited_for: str | None = None  #: the aim of that wait
     large_values: tuple[LargeValue, ...] = ()
 
     def text(self) -> str:
@@ -96,9 +96,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     attempts_lost: int
     total_s: float
-    waiting_s: float  #: for a worker or for a moment, wherever it waited
-    running_s: float  #: while some attempt held the job, alive or not
-    dead_s: float  #: as a dead letter, until a person acted; one that nobody acted on does not count
+    waiting_s: float  #: time of waits for a worker or for a moment
+    running_s: float  #: while time of attempts that held the job, alive or not
+    dead_s: float  #: time as a dead letter until a person acted; without an act it does not count
     carried_through: int = (
         0  #: stream sequence up to which the sums come from a `carried` event; 0 without one
     )
@@ -298,7 +298,7 @@ def _attempt(before: Job | None, event: JobEvent) -> int | None:
 def _worker(before: Job | None, event: JobEvent) -> str | None:
     if isinstance(event, Started | Fenced):
         return event.worker
-    if isinstance(event, Queued):  # it is about the attempt to come
+    if isinstance(event, Queued):  # the event is about the next attempt
         return None
     running = None if before is None else before.running_attempt
     return None if running is None else running.worker

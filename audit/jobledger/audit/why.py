@@ -64,7 +64,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     is_past: bool = False  #: `now` is a past moment: leases and consumers of that time are not known
     holder: WorkerInfo | None = None  #: the lease of the worker that runs it, if it lives
     lock: LockWait | None = None  #: the lock that the running attempt waits for, if any
-    workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
+    workers: tuple[WorkerInfo, ...] = ()  #: workers with living leases that serve its queue
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
     delivered: int = 0  #: stream sequence up to which that consumer has delivered
     announced: TaskEntry | None = (
@@ -75,12 +75,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     )
     paused: PausedConsumer | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
-    held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
+    held: HeldFacts | None = None  #: for a held job: its limits, and its place among those that wait
     key: Holder | None = None  #: its unique key as it is now, and the job that took it last
     key_elsewhere: bool = False  #: the asker may not see the job that holds the key
     children: dict[
         str, tuple[ChildNow, ...]
-    ] = {}  #: of a run that waits for children: some that are open, by step key
+    ] = {}  #: for a run that waits for children: some open ones, by step key
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +91,9 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
     event_sequence: int  #: stream sequence of the event that proves it
     hint: str = ""  #: a command that would change it; over HTTP the request that does the same
-    held: HeldFacts | None = None  #: of a job that is held: its limits at this moment
-    unique: str = ""  #: of a unique job: which job holds its key, and how long
-    waits: tuple[RunWait, ...] = ()  #: of a run that is paused: each thing that it waits for
+    held: HeldFacts | None = None  #: for a held job: its limits at this moment
+    unique: str = ""  #: for a unique job: which job holds its key, and how long
+    waits: tuple[RunWait, ...] = ()  #: for a paused run: each thing that it waits for
 
 
 async def find_facts(ledger: Ledger, job: Job) -> Facts:

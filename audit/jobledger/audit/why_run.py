@@ -55,7 +55,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     target: str  #: the signal, task or function that it is about
     sequence: int  #: stream sequence of the event that began the wait
     until: datetime | None  #: the moment at which it ends even if nothing has come
-    children_open: int  #: of a group: how many of its children did not end
+    children_open: int  #: for a group: how many of its children did not end
     children: tuple[ChildNow, ...]  #: the first open ones
     sentence: str
     hint: str  #: a command that ends it, or shows what does; over HTTP the request that does the same
@@ -71,7 +71,7 @@ def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Mo
 
 
 def explain_paused(job: Job, waits: tuple[RunWait, ...], moment: Moment) -> tuple[str, str]:
-    """Return what a job waits for that is waiting or paused, and a command that ends that."""
+    """Return what a waiting or paused job waits for, and a command that ends the wait."""
     said = ", or for ".join(each.sentence for each in waits)
     if job.state is JobState.PAUSED:
         why = f" ({job.pause_reason})" if job.pause_reason else ""

@@ -42,7 +42,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: half of this machine's memory for each process.
     table_memory_bytes_max: int | None = None
     table_threads: int | None = None  #: threads of a query; None: an equal share of the CPUs for each process
-    tables_cache_bytes_max: int = 1 << 30  #: of files of tables that are kept here for other attempts
+    tables_cache_bytes_max: int = 1 << 30  #: limit of table files kept here for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
     #: How many of the newest bytes that one attempt's code logs are kept for `jobs logs`; 0: none.

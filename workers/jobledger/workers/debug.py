@@ -110,7 +110,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
     ]  #: the job's events from this attempt up to the next one, as far as the ledger has them
     values: dict[str, bytes]  #: sha256 -> large input, checkpoint, result of a step or value of a signal
     source: tuple[StoredEvent, ...] = ()  #: for a rerun: the events of the run whose steps it copies
-    ends: dict[str, dict[int, MemberEnd]] = {}  #: for a run: how its children had ended, by step and item
+    ends: dict[str, dict[int, MemberEnd]] = {}  #: for a run: the ends of its children, by step and item
 
     @property
     def task(self) -> str:

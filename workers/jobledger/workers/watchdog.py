@@ -63,7 +63,7 @@ class Watchdog:
         said_s = 0.0
         while not self._stopped.wait(_BEAT_S):
             blocked_s = time.monotonic() - self._beat_at
-            if self._beat_at != seen_beat:  # it beats again
+            if self._beat_at != seen_beat:  # the loop beats again
                 if culprit is not None:
                     self._report(culprit, said_s)
                 culprit, seen_beat, said_s = None, self._beat_at, 0.0
@@ -71,7 +71,7 @@ class Watchdog:
                 continue
             said_s = blocked_s
             task = asyncio.current_task(self._loop)
-            with contextlib.suppress(RuntimeError):  # what is looked through changed: the loop runs again
+            with contextlib.suppress(RuntimeError):  # tasks changed meanwhile: the loop runs again
                 culprit = (None if task is None else self._find(task)) or culprit
             self._say(culprit, blocked_s)
 

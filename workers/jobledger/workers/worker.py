@@ -212,7 +212,7 @@ class Worker:
         )
 
     flow: FlowReactor | None = (
-        None  #: what gives slots of limits here; None before it takes work, and without reactors
+        None  #: the reactor that gives slots of limits here; None before it takes work, and without reactors
     )
 
     @property

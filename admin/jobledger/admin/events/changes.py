@@ -23,7 +23,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_sequence: int
     at: Moment  #: by the server's clock
-    event: str  #: its type, as `set` or `removed`
+    event: str  #: its type, such as `set` or `removed`
     by: str  #: the process or person
     words: str  #: its content in words
 

@@ -47,7 +47,7 @@ def _queues(view: View, definition: WatchDefinition) -> list[QueueRow]:
 
 
 def _count(view: View, definition: WatchDefinition, state: JobState) -> int:
-    if not definition.task:  # as the projector keeps it
+    if not definition.task:  # counted as by the projector
         return sum(row.counts[state] for row in _queues(view, definition))
     chosen = JobFilter(queue=definition.queue or None, task=definition.task)
     return view.store.job_counts(chosen).by_state[state]

@@ -26,12 +26,12 @@ _TASKS_LOOKED_AT: Final = 100
 
 
 class ChangedRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """A route after what a person did."""
+    """A route after an act."""
 
     route: str
     definition: RouteDefinition | None  #: None: it takes nothing any more
     changed: bool  #: False: it was so already
-    sequence: int  #: stream sequence of the event that says so; 0 of a plan
+    sequence: int  #: stream sequence of the event that records it; 0: it is a plan
 
 
 class ShownRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class ShownDelivery(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     delivery: str
     given: str  #: the provider's id, if `delivery` is another
-    scheme: str  #: how it was proven; "": it was emitted
+    scheme: str  #: the scheme of its proof; "": it was emitted
     secret: int  #: the number of the secret that fitted; 0: none was asked for
     sha256: str  #: digest of its body
     size_bytes: int
@@ -83,9 +83,7 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     queue: str  #: "": the task's own
     input: Annotated[dict[str, Any], PAYLOADS]
     graph: str = ""  #: the stored graph that would be run; "": a task
-    order: dict[
-        str, Any
-    ] = {}  #: fields of the job's order that come from the delivery, such as its id and tenant
+    order: dict[str, Any] = {}  #: fields of the job's order from the delivery, such as its id and tenant
     signal: str = ""  #: the signal that the run with the id of `order` would be sent; "": none
     value: Annotated[Any, PAYLOAD] = None  #: the signal's value; none also if the delivery lacks it
 
@@ -103,7 +101,7 @@ class EmittedDelivery(msgspec.Struct, frozen=True, kw_only=True):
     delivery: str
     jobs: tuple[MatchedJob, ...]  #: made by it; for a repeat, those that were made the first time
     repeated: bool  #: whether the route had a delivery of that id already
-    sequence: int  #: stream sequence of the event that says so; 0 of a repeat
+    sequence: int  #: stream sequence of the event that records it; 0: it is a repeat
 
 
 class ProcessedDelivery(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     definition: WebhookDefinition
     sends: str  #: which events, in words
     to: str  #: where, in words
-    failing_since: Moment | None  #: since when nothing but failures came of its deliveries
+    failing_since: Moment | None  #: time since which all its deliveries failed
     changed_at: Moment  #: when its newest event was appended
     changed_by: str
     reason: str  #: why, as that person or the gateway said

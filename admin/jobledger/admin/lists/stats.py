@@ -34,7 +34,7 @@ class SpanRates(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[Rates]
     spans: list[
         QueueHistory
-    ]  #: by span of `step_s` seconds and queue, the oldest first; spans in which nothing happened are left out
+    ]  #: rates by span of `step_s` seconds and queue, the oldest first; spans in which nothing happened are left out
     position: AnswerPosition
 
 

@@ -82,9 +82,9 @@ class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
     """A limit, or one key of it, whole."""
 
     limit: str  #: `name` or `name:key`
-    terms: Terms | None  #: what holds; None: it was removed
-    overrides: dict[str, Override]  #: what differs, by key
-    source: str  #: who says so: `code` or `operator`
+    terms: Terms | None  #: the terms in force; None: it was removed
+    overrides: dict[str, Override]  #: differing terms, by key
+    source: str  #: who defined it: `code` or `operator`
     by: str
     reason: str
     authors: dict[str, Author]  #: who set each override, by key
@@ -99,13 +99,11 @@ class KeyShown(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     key: str  #: 40 hexadecimal digits
-    arguments: Annotated[
-        dict[str, Any] | None, PAYLOADS
-    ]  #: arguments that made it; None: not known, or hidden
+    arguments: Annotated[dict[str, Any] | None, PAYLOADS]  #: its arguments; None: not known, or hidden
     tenant: str
     queue: str
     job: str
-    status: str | None  #: of the job; None: it is not in the ledger
+    status: str | None  #: state of the job; None: it is not in the ledger
     held: bool  #: whether the job still holds the key
     until: str | None  #: what ends the hold; None: `expires_at` does
     expires_at: datetime | None

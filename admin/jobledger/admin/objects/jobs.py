@@ -82,8 +82,8 @@ class StepsShown(JobName, frozen=True, kw_only=True):
 class GraphShown(JobName, frozen=True, kw_only=True):
     """The steps of a run, and what came after what; see `RunGraph`."""
 
-    nodes: tuple[Node, ...]  #: in an order in which they can run
-    edges: tuple[tuple[str, str], ...]  #: from the one that comes first to the one after it
+    nodes: tuple[Node, ...]  #: nodes in an order in which they can run
+    edges: tuple[tuple[str, str], ...]  #: pairs of a node and one that comes after it
     hidden: int  #: how many nodes are left out
     chain: CheckedChain
 

@@ -33,7 +33,7 @@ class LockState(msgspec.Struct, frozen=True, kw_only=True):
     held: bool  #: somebody took it and has not given it back
     holder: str  #: `<host>-<pid>-<random>`; "" where it is free
     is_alive: bool  #: whether the holder's process has a living lease; without one the lock is free for whoever asks
-    fencing_number: int  #: stream sequence of the event that it was taken by last; 0: nobody ever took it
+    fencing_number: int  #: stream sequence of the event by which it was taken last; 0: nobody ever took it
     since: datetime | None  #: when it was taken or given back, by the server's clock
 
 
@@ -70,7 +70,7 @@ async def list_locks(ledger: Ledger, *, limit: int) -> list[LockShown]:
             for message in events_among(batch):
                 key = LOCK.key_in(message.subject)
                 lock = LOCK.evolve(None, LOCK.decode(message), message.stream_sequence)
-                held.pop(key, None)  # those that were taken last stand last
+                held.pop(key, None)  # moves the key to the end, so that those taken last stand last
                 if lock.is_held:
                     held[key] = LockShown(
                         scope=key[0],

@@ -32,7 +32,7 @@ _CHUNK_BYTES: Final = 1 << 20
 class TableList(NamedTuple):
     """Tables at one moment."""
 
-    tables: list[TableRow]  #: those made last first
+    tables: list[TableRow]  #: tables, the newest first
     now: datetime
 
 

@@ -53,7 +53,7 @@ async def query_tables(
         raise NotFoundError(f"run {run} has made no table")
     with tempfile.TemporaryDirectory(prefix="jobledger-query-") as made:
         folder = Path(made)
-        paths: dict[str, str] = {}  #: by digest and place: a table that is called by two names is copied once
+        paths: dict[str, str] = {}  #: files by digest and place: a table with two names is copied once
         views: dict[str, str] = {}
         for name, table in known.items():
             if not _is_named(name, query):

@@ -58,7 +58,7 @@ class GivenGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     creates=True,
 )
 class PutGraph(Verb[ChangedGraph], frozen=True, kw_only=True):
-    """Store a graph under a name, as its next version; one that says the same stays as it is. Runs go on with theirs."""
+    """Store a graph under a name, as its next version; an equal one stays as it is. Runs keep their version."""
 
     name: Name
     graph: Annotated[

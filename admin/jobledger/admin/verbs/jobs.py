@@ -20,7 +20,7 @@ from jobledger.ledger.outcome import DELAY_S_LIMIT
 JobId = Annotated[str, option("The job's id, or a prefix that only one job has.", "ID")]
 JobQueue = Annotated[str | None, option("Only this queue.", "QUEUE")]
 _RUNNING: Final = JobState.RUNNING.value
-_ASKED: Final = 202  #: of a running job: its worker was asked to, and does so a moment later
+_ASKED: Final = 202  #: status for a running job: its worker was asked, and acts a moment later
 _ABOUT_ONE: Final = ("JOB_NOT_FOUND", "ARCHIVED", "LEDGER_DAMAGED")
 _CHANGES: Final = (*_ABOUT_ONE, "ILLEGAL_TRANSITION", "PRECONDITION_FAILED", "LEDGER_FULL", "LEDGER_BUSY")
 _ACT: Final[dict[str, Any]] = {

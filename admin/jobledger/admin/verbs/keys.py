@@ -197,7 +197,7 @@ class RevokeKey(Verb[KeyInfo], frozen=True, kw_only=True):
     form="/keys/{id}/rotate",
 )
 class RotateKey(Verb[MadeKey], frozen=True, kw_only=True):
-    """Give a key another secret, shown once. The old one ends at once, or after --grace, in which programs are told."""
+    """Give a key another secret, shown once. The old one ends at once, or after --grace, to let programs change over."""
 
     id: Id
     grace_s: Annotated[float, option("Let the old secret work this long.", "SPAN")] = 0.0

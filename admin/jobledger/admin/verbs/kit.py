@@ -211,7 +211,7 @@ class Note(str):
 
 
 class Heading(str):
-    """What stands above other lines."""
+    """A line above other lines."""
 
     __slots__ = ()
 
@@ -364,7 +364,7 @@ class Field(NamedTuple):
     """A field of a verb, as doors need it."""
 
     name: str  #: in Python
-    wire: str  #: in JSON and in addresses
+    wire: str  #: its name in JSON and in addresses
     kind: Any  #: its type without `None`, `Unset` and what describes it
     declared: Any  #: its type as it stands in the verb
     is_nullable: bool  #: None is a value of its own, beside not being given
@@ -419,7 +419,7 @@ class Field(NamedTuple):
         return is_bodiless or bool((self.meta.extra or {}).get("in_query"))
 
     def is_argument_of(self, declaration: Declaration) -> bool:
-        """Return whether a command takes it without an option, as the words of the address that must be given."""
+        """Return whether a command takes it without an option, like the required words of the address."""
         is_word = self.name in words_in(declaration.path) and self.default is msgspec.NODEFAULT
         return is_word or bool((self.meta.extra or {}).get("is_argument"))
 

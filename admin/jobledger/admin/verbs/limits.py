@@ -111,7 +111,7 @@ class SetLimit(Verb[ChangedLimit], frozen=True, kw_only=True):
     then="/limits",
 )
 class RemoveLimit(Verb[ChangedLimit], frozen=True, kw_only=True):
-    """Take back what a person said of a limit, or of one key (NAME:KEY): it is then as the code of a running worker says.
+    """Take back a person's terms of a limit, or of one key (NAME:KEY): those in a running worker's code then hold.
 
     Where no running worker's code has the limit, nothing defines it any more, and its jobs stay held.
     """

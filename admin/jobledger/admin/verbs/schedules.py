@@ -202,7 +202,7 @@ class PauseSchedule(ScheduleVerb, frozen=True, kw_only=True):
     **_ACT,
 )
 class ResumeSchedule(ScheduleVerb, frozen=True, kw_only=True):
-    """Let a paused schedule tick again, from now on: what it did not tick meanwhile is not caught up."""
+    """Let a paused schedule tick again from now on; ticks missed meanwhile are not made up for."""
 
     reason: Reason = ""
 
@@ -223,7 +223,7 @@ class ResumeSchedule(ScheduleVerb, frozen=True, kw_only=True):
     **_ACT,
 )
 class ResetSchedule(ScheduleVerb, frozen=True, kw_only=True):
-    """Let the code's declaration count again, after an operator's, or one of a newer version."""
+    """Let the code's declaration count again, instead of an operator's or one of a newer version."""
 
     async def act(self, schedules: ScheduleVerbs, by: str) -> Schedule:
         """Reset it."""

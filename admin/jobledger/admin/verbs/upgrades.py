@@ -16,7 +16,7 @@ from jobledger.admin.verbs.kit import Place, Reason, Table, Told, Verb, option, 
     summary="Show which process runs which release",
 )
 class ShowUpgrade(Verb[Upgrade], frozen=True, kw_only=True):
-    """Show the ledger's form, and of each process that holds a lease which release it is and what it reads."""
+    """Show the ledger's form, and the release and readable forms of each process that holds a lease."""
 
     async def do(self, place: Place) -> Upgrade:
         """Look. Raises: as `look_at_upgrade`."""

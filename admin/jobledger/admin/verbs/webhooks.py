@@ -145,7 +145,7 @@ class ShowWebhook(Verb[ShownWebhook], frozen=True, kw_only=True):
     has_own_command=True,  # it changes what is named, and may make a secret
 )
 class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
-    """Have a webhook do this, whatever it did before; from here on events match."""
+    """Set what a webhook does, also of an existing one; events match from here on."""
 
     name: Name
     target: Annotated[GivenTarget, option("Where events go.")]
@@ -227,7 +227,7 @@ class RotateWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     location="/v1/jobs/{queue}/{id}",
     form="/webhooks/{name}/test",
     then="/jobs/{queue}/{id}",
-    has_own_command=True,  # it waits for what the receiver answers
+    has_own_command=True,  # it waits for the receiver's answer
 )
 class TestWebhook(Verb[TestMade], frozen=True, kw_only=True):
     """Make a job that posts a message of type `webhook.test`; its result says what the receiver answered."""
@@ -296,7 +296,7 @@ class PauseWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     then="/webhooks",
 )
 class ResumeWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
-    """Let events match again, of a webhook that was paused or disabled."""
+    """Let events match a webhook again that was paused or disabled."""
 
     name: Name
     reason: Reason = ""
@@ -306,7 +306,7 @@ class ResumeWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
         return await _change(place, self.name, Resume(reason=self.reason))
 
     def say(self, found: WebhookInfo) -> Iterator[Told]:
-        """Say that it is active, and how what it missed is sent."""
+        """Say that it is active, and how to send events that it missed."""
         yield webhook_words(found)
         yield Note(
             f"what it missed meanwhile: jobledger webhooks redeliver {found.webhook} --since TIME --plan"

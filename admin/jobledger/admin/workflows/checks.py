@@ -54,7 +54,7 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     step: str = ""  #: the key of the step that diverges, or of the first new one
     sequence: int = 0  #: the stream sequence of the recorded step's newest event
-    recorded: str = ""  #: what is recorded of it, in words
+    recorded: str = ""  #: the recorded step, in words
     asked: str = ""  #: what the code asks for
     more: str = ""  #: further words on the outcome
 
@@ -76,7 +76,7 @@ class RunsCheck(msgspec.Struct, kw_only=True):
     counts: dict[str, int] = {}
     named: list[
         RunCheck
-    ] = []  #: those that do not simply fit, `NAMED_MAX` of each outcome, in the order of their ids
+    ] = []  #: runs that do not simply fit, `NAMED_MAX` of each outcome, in the order of their ids
 
     def add(self, found: RunCheck) -> None:
         """Count one."""

@@ -1,7 +1,7 @@
 """The checker itself: takes the events of a ledger in stream order and finds violations.
 
-Where the events come from is its caller's business. The rules are in `rules`, what is kept of each job in `records`,
-what comes out in `report`.
+Where the events come from is its caller's business. The rules are in `rules`, the records of jobs in `records`, the
+result in `report`.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def _broken_head(event: Restored, before: bytes) -> list[Broken]:
 class Checker:
     """Checks events fed in stream order; what it keeps of jobs is bounded, the rest goes to the disk meanwhile.
 
-    A check from sequence 1 proves every rule. One that starts later cannot know what came before: of a chain
-    whose first event it has not seen it checks the hash links between the events it sees, their subjects and
-    the sequence, and nothing that needs the job's state. With `prefix_archived` what came before must have been
-    archived: then `carried` events bring the state of what was under way.
+    A check from sequence 1 proves every rule. One that starts later does not know the events before. If it has not seen
+    the first event of a chain, it checks there only the hash links between the events it sees, their subjects and the
+    sequence, but nothing that needs the job's state. With `prefix_archived` what came before must have been archived:
+    then `carried` events bring the state of what was under way.
 
     Call `finish` or `close`: there may be a temporary file.
     """

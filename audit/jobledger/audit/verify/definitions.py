@@ -42,7 +42,7 @@ class Definitions:
         return tuple(each for each in found if each is not None)
 
     def forget(self, sequence: int) -> None:
-        """Keep nothing that was replaced up to a stream sequence."""
+        """Forget definitions that were replaced up to a stream sequence."""
         for told in self._told.values():
             del told[: max(0, _place(told, sequence) - 1)]
 

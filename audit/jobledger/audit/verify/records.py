@@ -27,7 +27,7 @@ Record = Open | bytes
 
 
 class _ClosedJob(msgspec.Struct, array_like=True, gc=False):
-    """What `fenced` and its rules look at of a closed job."""
+    """The part of a closed job that `fenced` and its rules read."""
 
     digest: bytes
     last_sequence: int
@@ -47,7 +47,7 @@ OPEN_BYTES: Final = 640
 ATTEMPT_BYTES: Final = 260
 STEP_BYTES: Final = 480
 SIGNAL_BYTES: Final = 260
-_NODE_BYTES: Final = 400  # for what one node of a graph runs
+_NODE_BYTES: Final = 400  # for the task of one node of a graph
 _EDGES_BYTES: Final = 96
 _BYTES_OBJECT: Final = 33
 

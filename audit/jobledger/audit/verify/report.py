@@ -38,7 +38,7 @@ class AcknowledgedMessage(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     why: str  #: why it is no event
     by: str  #: who accepted it
-    at: datetime  #: when, by that one's clock
+    at: datetime  #: when it was accepted, by that one's clock
     reason: str
 
     def line(self) -> str:
@@ -67,10 +67,10 @@ class LargeValues(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the large inputs and results that events refer to, each counted once."""
 
     count: int = 0
-    stored: int = 0  #: as they were when the event was stored
+    stored: int = 0  #: values as they were when the event was stored
     gone: int = 0
-    differs: int = 0  #: there, with another sha256 than the event names
-    unread: int = 0  #: not looked at
+    differs: int = 0  #: values with another sha256 than the event names
+    unread: int = 0  #: values that were not read
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

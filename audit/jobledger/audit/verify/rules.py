@@ -100,7 +100,7 @@ def _carries_what_is(job: Job, event: JobEvent, _stream_sequence: int) -> Broken
     carried = cast("Carried", event)
     if job.state not in CLOSED_STATES:
         found = difference(job, carried, is_lean=True)
-    else:  # of a closed job little is kept
+    else:  # only little is kept of a closed job
         said = carried.job_state
         attempts = [(each.epoch, each.state) for each in job.attempts]
         same = {
@@ -123,8 +123,8 @@ _RULE_OF: Final[Mapping[type[Event], Callable[[Job, JobEvent, int], Broken | Non
 def early(job: Job, event: JobEvent, stored_at: datetime, tolerance: timedelta) -> str | None:
     """Return one sentence when `event` ends a wait before its time.
 
-    Early means by both clocks, the appender's and the server's: one wrong clock does not make a timer early. Whoever
-    names a reason acts as an operator and may come early.
+    Early means by both clocks, the appender's and the server's: one wrong clock does not make a timer early. An event
+    with a reason is an operator's act, and may come early.
     """
     due_at = job.due_at
     if due_at is None or not isinstance(event, Queued | Held) or event.cause not in _BY_TIME or event.reason:

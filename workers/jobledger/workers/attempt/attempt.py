@@ -115,7 +115,7 @@ class Attempts:
             failed=failed,
             passes_on=self._other_version,
         )
-        self._handled: dict[int, Work] = {}  # by the stream sequence of the delivery
+        self._handled: dict[int, Work] = {}  # deliveries in work, by their stream sequence
         #: The tasks whose jobs need no process, and no look at the events of a run, before they are claimed.
         self._ordinary = {
             task.name: task for task in tasks if not (task.makes_runs or task.rules.run_in == "process")
@@ -206,7 +206,7 @@ class Attempts:
                     settlement = await self._execute_and_record(work, attempt)
             return settlement
         finally:
-            job_filter.current.set(None)  # without this task, context and attempt keep each other alive
+            job_filter.current.set(None)  # otherwise task, context and attempt keep each other alive
             if settlement is not None and not attempt.control.abandoned:
                 self._end(attempt)
 

@@ -197,7 +197,7 @@ class Execution:
             return await self._in_runs.run(attempt, task, arguments)
         try:
             if task.is_async and job.order.timeout_s is None and task.rules.heartbeat_s is None:
-                value = await task.function(**arguments)  # as below, for an attempt without limits
+                value = await task.function(**arguments)  # the call below, for an attempt without limits
             else:
                 value = await self.within(attempt, task, lambda: self._call(attempt, task, arguments))
         except LimitReachedError:

@@ -147,7 +147,7 @@ class Intake:
         Raises: StreamMismatchError, UnreachableError.
         """
         ledger = self._ledger
-        # The servers of a cluster create a lost consumer again by themselves, with its first beginning.
+        # The servers of a cluster create a lost consumer again by themselves, at its original start.
         self._in_memory = not self._connection.is_clustered and await make_bucket(
             ledger.inbox, ledger.names, replicas=ledger.config.replicas
         )

@@ -30,7 +30,7 @@ class Lane:
         self.look_at = 0.0  # not before this loop time
         self.ack_wait_s = math.inf  # the consumer's ack wait, once it is known
         self.moved = False  # a delivery of this lane came after its newest note
-        self.settled = 0  # its floor, as this worker noted it last
+        self.settled = 0  # the floor that this worker noted last
         self.turn: tuple[float, int, Lane] | None = None  # its entry among the turns in `Tier`
 
     @property

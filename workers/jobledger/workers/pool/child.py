@@ -297,7 +297,7 @@ class Runner:
             for kind, wish in WISHES.items():
                 if isinstance(value, wish):
                     fields = encode_value(value, what=what)
-                    msgspec.json.decode(fields, type=wish)  # its fields were not checked yet
+                    msgspec.json.decode(fields, type=wish)  # checks its fields
                     return ReturnedWish(number=number, kind=kind, fields=msgspec.Raw(fields))
             text = check_text(encode_value(value, what=what), what=what)
             if len(text) > self._payload_bytes_max:
@@ -344,7 +344,7 @@ def _watch(lifeline: int, silence_s: float | None, end: Callable[[str], None]) -
 def _end_with(faults: int) -> Callable[[str], None]:
     def end(sentence: str) -> None:
         os.write(faults, sentence.encode())
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # with the processes that the task started
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # kills the processes that the task started, too
 
     return end
 

@@ -76,7 +76,7 @@ class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The task failed, and its process lives."""
 
     error: ErrorInfo
-    may_retry: bool  #: from the task's `retry_on` and `give_up_on`, which only its process can apply
+    may_retry: bool  #: decided by the task's `retry_on` and `give_up_on`, which only its process can apply
 
 
 class ProcessDeath(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     deadline: datetime | None = None
     checkpoint: msgspec.Raw = NO_VALUE  #: the checkpoint that an earlier attempt stored
     trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
-    parent: Parent | None = None  #: for the jobs that the task makes; None: it makes none
+    parent: Parent | None = None  #: the parent of jobs that the task makes; None: it makes none
     trace_id: str = ""  #: the id of the job's trace, for the log
     number: int = 0  #: the call's number in its process; given by the pool, and repeated by the result
 
@@ -107,8 +107,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", omit_defau
 
     error: str = ""  #: the class of the error that was raised
     text: str = ""
-    held_epoch: int = 0  #: of a StaleClaimError
-    current_epoch: int = 0  #: of a StaleClaimError
+    held_epoch: int = 0  #: field of a StaleClaimError
+    current_epoch: int = 0  #: field of a StaleClaimError
 
 
 ToChild = Setup | Call | Answer
@@ -168,7 +168,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     number: int
     error: ErrorInfo
-    may_retry: bool  #: by the task's `retry_on` and `give_up_on`; never once it has returned
+    may_retry: bool  #: decided by the task's `retry_on` and `give_up_on`; False once it has returned
 
 
 FromChild = (

@@ -29,7 +29,7 @@ Message = TypeVar("Message")
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", omit_defaults=True):
     """The process has begun its work."""
 
-    facts: dict[str, str] = {}  #: what its parent has to know of it, such as an address
+    facts: dict[str, str] = {}  #: facts for its parent, such as an address
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):

@@ -41,7 +41,7 @@ class Parent:
         Raises: ConfigurationError, InvalidTokenError.
         """
         name, _, number = words.rpartition(":")
-        self.identity = check_token("supervisor", name)  #: who it is, for `WorkerConfig.supervisor`
+        self.identity = check_token("supervisor", name)  #: the parent's, for `WorkerConfig.supervisor`
         try:
             self._socket = socket.socket(fileno=int(number))
         except (ValueError, OSError) as error:

@@ -184,7 +184,7 @@ class ChildJobs:
 def failed_end(
     events: Sequence[StoredEvent], *, is_for_good: bool, key: ValueKey | None = None
 ) -> MemberEnd | None:
-    """Return the end of a child that was counted as failed, its first one other than `completed`; None without one.
+    """Return the first end other than `completed` of a child that was counted as failed; None without one.
 
     `is_for_good`: a dead letter does not count as an end. An end that an archive run took away is read from `carried`.
     `key`: that of the child's owner.

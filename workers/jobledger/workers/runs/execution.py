@@ -278,7 +278,7 @@ class _Play:
                     except StepFailedError as error:
                         failed.append(error)
 
-        with contextlib.suppress(ParkSignal):  # it parked until an undo's next try: see `recorded` below
+        with contextlib.suppress(ParkSignal):  # the run parked until an undo's next try: see `recorded` below
             await self._closed(undo_all)
         if control.recorded is not None:
             return control.recorded

@@ -50,7 +50,7 @@ class TableCache:
         self._root = root or Path(tempfile.gettempdir())
         self._folder: Path | None = None
         self._lock = -1
-        self._sizes: dict[str, int] = {}  #: by digest, the one used longest ago first
+        self._sizes: dict[str, int] = {}  #: sizes by digest, the file used longest ago first
         self._holders: Counter[str] = Counter()
 
     def _own_folder(self) -> Path:
@@ -92,7 +92,7 @@ class TableCache:
         self._holders[sha256] += 1
 
     def release(self, sha256: str) -> None:
-        """Let a file go, once there is no room."""
+        """Release a file, which may then be removed to make room."""
         self._holders[sha256] -= 1
         if self._holders[sha256] <= 0:
             del self._holders[sha256]
@@ -264,7 +264,7 @@ class AttemptTables:
         self._shared.cache.make_room()
 
     def release(self) -> None:
-        """Let go of the files that the attempt used."""
+        """Release the files that the attempt used."""
         self._is_over = True
         while self._held:
             self._shared.cache.release(self._held.pop())

@@ -90,7 +90,7 @@ class SourceWatch:
         for entry in self._entries():
             try:
                 status = entry.stat()
-            except OSError:  # it went away between the two looks at it
+            except OSError:  # the file was removed between the listing and this look
                 continue
             found[entry.path] = (status.st_mtime_ns, status.st_size, status.st_ino)
             if len(found) >= _FILES_MAX:

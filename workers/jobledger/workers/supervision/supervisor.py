@@ -43,7 +43,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many processes, and how long they may take."""
 
     processes: int = 1
-    what: str = "worker process"  #: what each of them is called in the log
+    what: str = "worker process"  #: the name of each of them in the log
     grace_s: float = (
         30.0  #: how long running attempts may go on after a stop; the same as in the children's settings
     )

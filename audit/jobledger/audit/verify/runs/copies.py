@@ -69,7 +69,7 @@ class Copies:
         self._is_selection = is_selection
         self._disk: sqlite3.Connection | None = None
         self._rows: list[tuple[int, bytes, bytes]] = []
-        self._sources: dict[str, str] = {}  #: by rerun, the run that it names
+        self._sources: dict[str, str] = {}  #: the source of each rerun
         self.copies = 0  #: ends of steps and of children that were copied
         self.unproven = 0  #: copies whose source was not seen, or that lost their values, or whose source did
 

@@ -82,11 +82,11 @@ class Group(msgspec.Struct, gc=False):
 class Family(msgspec.Struct, gc=False):
     """The children of one run."""
 
-    groups: dict[str, Group] = {}  #: by the key of the step
+    groups: dict[str, Group] = {}  #: groups by the key of their step
     ended_at: datetime | None = (
         None  #: when the run ended, if that ends its children too; by the server's clock
     )
-    left: dict[str, Step] = {}  #: of a closed run: its steps whose children were open when it closed
+    left: dict[str, Step] = {}  #: for a closed run: its steps whose children were open when it closed
 
 
 def _weigh(family: Family) -> int:
