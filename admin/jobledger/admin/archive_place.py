@@ -1,4 +1,4 @@
-"""The folder of an archive, as a keeper finds it: whether it is the one that belongs to the ledger.
+"""The folder of an archive, as a keeper finds it: whether it belongs to the ledger.
 
 A disk that is not mounted leaves an empty folder behind. A keeper that took it for a new archive would fill the disk
 below, so the folder of an archive holds a mark, which is required once an archive was begun. Source: ADR 062.

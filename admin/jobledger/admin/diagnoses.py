@@ -80,7 +80,7 @@ Kind = Literal[
     "id_taken",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-#: `fail`: jobs stand still, or soon will. `warn`: a person should see to it. `info`: good to know.
+#: `fail`: jobs make no progress, or soon will not. `warn`: a person should see to it. `info`: good to know.
 Level = Literal["info", "warn", "fail"]
 _RANKS: Final[dict[Level, int]] = {"fail": 0, "warn": 1, "info": 2}
 #: What a noun names. `jobs`: those that a search finds.
@@ -263,7 +263,7 @@ def _judged(facts: Facts, parts: Iterable[Part]) -> list[Diagnosis]:
 
 
 async def counted(ledger: Ledger, path: Path) -> dict[str, int]:
-    """Return how many things hurt by kind, as the rows in a projection's file have it. Raises: as `diagnose`."""
+    """Return how many things hurt by kind, from the rows in a projection's file. Raises: as `diagnose`."""
     with Store.open(path) as store:
         position = store.position()
         lag = await lag_of(ledger, position.stream_sequence)

@@ -220,7 +220,7 @@ async def _end_jobs(rows: Rows, key: str, by: str) -> None:
 
 
 async def _cancelled(ledger: Ledger, key: str) -> int:
-    """Return how many jobs that are sealed under a key were ended for the erasure, as the ledger still knows."""
+    """Return how many jobs sealed under a key were ended for the erasure, by the events still in the ledger."""
     count = 0
     for kind in (Cancelled, Discarded):
         filtered = ledger.names.all_of_type(str(kind.__struct_config__.tag))

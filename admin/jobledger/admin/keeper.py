@@ -503,5 +503,5 @@ class Keeper:
 
 
 async def keeper_of(ledger: Ledger) -> WorkerInfo | None:
-    """Return the keeper of a ledger, whichever user it connects as; None where nobody is. Raises: ServerUnreachableError."""
+    """Return the keeper of a ledger, under any user of the server; None without one. Raises: ServerUnreachableError."""
     return keeper_among(await ledger.leases.all(clients=True))

@@ -44,7 +44,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     standing: Standing  #: live, link (to be used once), used (a link), expired or revoked
     role: Role | None
-    permissions: tuple[Permission, ...]  #: all of them, those of the role too
+    permissions: tuple[Permission, ...]  #: all permissions, with those of the role
     queues: tuple[str, ...]
     tasks: tuple[str, ...]
     created_at: Moment

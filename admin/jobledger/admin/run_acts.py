@@ -70,7 +70,7 @@ def _signals_awaited(job: Job) -> tuple[str, ...]:
 async def pause_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) -> Job:
     """Let a waiting job wait until a person resumes it, ask a running one to pause; return the job as it is after that.
 
-    The children of a run follow it, those that are open.
+    The open children of a run are paused with it.
 
     Raises: JobNotFoundError; IllegalTransitionError for a job that has ended, or was paused or asked already;
         UnreachableError.

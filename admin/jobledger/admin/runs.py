@@ -47,7 +47,7 @@ _OPEN_CHILDREN: Final = {
 }
 #: How many of the newest dead letters are looked at for children of runs.
 _DEAD_MAX: Final = 10_000
-#: Of the newest dead children of runs, those whose run waits for its children.
+#: Selects those of the newest dead children of runs whose run waits for its children.
 _DEAD_CHILDREN: Final = (
     "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "  # noqa: S608
     "FROM (SELECT queue, id, parent_queue, parent_id, parent_step, parent_item, completed_at, error "
@@ -84,7 +84,7 @@ def recorded(history: Iterable[StoredEvent]) -> RunRecord:
 
 
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a step, as the ledger has them; a large one is its reference alone."""
+    """The values of a step, as the ledger has them: of a large one only the reference."""
 
     #: For a `call` its job's input, for other steps with children an array. None: the ledger has none, since of a
     #: function's arguments it keeps only a digest.

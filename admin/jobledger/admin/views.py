@@ -95,7 +95,7 @@ async def job_details(
 ) -> JobDetails:
     """Return the job with its events, without their hidden fields.
 
-    Inputs and results in the object store are fetched, those that are gone from there out of the archive.
+    Inputs and results are fetched from the object store, or from the archive if they are gone there.
 
     Raises: UnreachableError.
     """
@@ -154,7 +154,7 @@ def _maker(events: Sequence[StoredEvent]) -> str | None:
 async def _value(
     store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None, *, key: str
 ) -> Any:
-    """Return a value; an `Absent` where neither the object store nor the archive has it as it was."""
+    """Return a value; an `Absent` if neither the object store nor the archive has it as it was."""
     if value is NO_VALUE and ref is None:
         return None
     try:

@@ -112,8 +112,8 @@ def _precedes(event: ReactorEvent, part: Counted) -> bool:
 async def counts_before(log: Log, first_sequence: int) -> Counts | None:
     """Return what had been counted when a ledger that begins at `first_sequence` lost its beginning to the archive.
 
-    None where nothing was counted then. It counts more than the archived events: all up to
-    `through_sequence`, also those that the ledger still holds.
+    None if nothing was counted then. It counts more than the archived events: all up to `through_sequence`, also those
+    that the ledger still holds.
 
     Raises: CorruptLedgerError, UnreachableError.
     """

@@ -1,8 +1,7 @@
 """What changed between two moments of a ledger, and whether two ledgers, or exports of them, share a past.
 
-Read in three passes, none of which keeps more than the jobs that changed: where the two sides part, which
-jobs have events after that, and what those jobs were before and are after. The states are the fold's, as
-everywhere.
+Read in three passes, none of which keeps more than the jobs that changed: where the two sides part, which jobs have
+events after that, and what those jobs were before and are after. The states come from the fold of the model.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Worker:
         )
 
     def _all_tasks(self, tasks: TaskRegistry) -> TaskRegistry:
-        """Return the application's tasks, those that call hooks of its schedules, and the ledger's own.
+        """Return the application's tasks, the tasks that call hooks of its schedules, and the ledger's own.
 
         Raises: ConfigurationError where there is none, unless the worker takes the queue of the ledger's own runs alone.
         """

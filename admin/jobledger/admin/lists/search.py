@@ -72,7 +72,7 @@ def known_values(key: str, begun: str, store: Store, principal: Principal) -> It
 def unknown_values(words: Sequence[Word], store: Store, principal: Principal | None = None) -> list[str]:
     """Say which values no job has ever had, and what comes close to them.
 
-    `principal`: who asks; None: somebody who may see all. A principal who may not see all is told nothing.
+    `principal`: the asker; None: one who may see all. A principal who may not see all is told nothing.
     """
     if principal is not None and not principal.is_everywhere:
         return []

@@ -56,7 +56,8 @@ async def stats(
 ) -> SpanRates:
     """Return what happened in the minutes from the one of `since` to the one before `until`.
 
-    Queues of the ledger's own are left out where neither queue nor task is named. `visible_queues`, `visible_tasks`: as in `JobFilter`. Reads in a thread.
+    The ledger's own queues are left out if neither queue nor task is named. `visible_queues`, `visible_tasks`: as in
+    `JobFilter`. Reads in a thread.
 
     Raises: ProjectionConfigError for a step that is no multiple of a minute; ProjectionError.
     """

@@ -41,7 +41,7 @@ class QueueShown(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     priority: str | msgspec.UnsetType = msgspec.UNSET  #: left out where its priorities are added up
-    #: Jobs by state, every one. None, as the two times below are, for a key that is bound to tasks.
+    #: Jobs by state, every one. None for a key that is bound to tasks, as are the two times below.
     counts: dict[str, int] | None
     oldest_waiting: str | None  #: since when the job that waits longest for a worker has been `queued`
     oldest_running: str | None  #: when the attempt that has been running longest was started
@@ -58,8 +58,8 @@ class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
 class LimitListed(LimitRow, frozen=True, kw_only=True):
     """A limit, or one key of it for which something differs."""
 
-    #: How many jobs hold a slot: of this key, or of all keys without a row of their own. None, as the two below, for a
-    #: key of the gateway that is bound to queues or tasks.
+    #: How many jobs hold a slot: of this key, or of all keys without a row of their own. None for a key of the gateway
+    #: that is bound to queues or tasks, as are the two below.
     taken: int | None
     keys: int | None  #: how many keys these are; `slots` counts for each of them alone
     most: int | None  #: how many jobs hold a slot of the busiest of these keys

@@ -59,7 +59,7 @@ async def lock_state(ledger: Ledger, scope: str, lock_id: str) -> LockState:
 
 
 async def list_locks(ledger: Ledger, *, limit: int) -> list[LockShown]:
-    """Return the locks that were not given back, those that were taken last first; a read of all events of locks.
+    """Return the locks that were not given back, the last taken first; reads all events of locks.
 
     Raises: CorruptLedgerError, UnreachableError.
     """

@@ -105,7 +105,7 @@ def schedule_made(name: str, schedule: Schedule, at: datetime, *, is_known: bool
 
 
 def job_made(ref: JobRef, trace: str) -> JobMade:
-    """Return a job that a schedule has made. `trace`: W3C traceparent of who asked for it, "" without one."""
+    """Return a job that a schedule has made. `trace`: W3C traceparent of the request, "" without one."""
     trace = trace or own_trace(ref.queue, ref.job_id)
     return JobMade(id=ref.job_id, queue=ref.queue, trace_id=trace_id(trace))
 

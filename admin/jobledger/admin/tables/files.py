@@ -37,7 +37,7 @@ class TableList(NamedTuple):
 
 
 class RecordedTable(NamedTuple):
-    """A table, as the run that has it is recorded."""
+    """A table, as recorded in the events of its run."""
 
     run: str
     step: str  #: key of the step that made it

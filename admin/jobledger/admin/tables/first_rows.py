@@ -32,9 +32,7 @@ class FirstRows(msgspec.Struct, frozen=True, kw_only=True):
     name: str  #: the name of the table
     rows: int  #: how many rows it has
     columns: dict[str, str]  #: Arrow types
-    items: list[
-        dict[str, Any]
-    ]  #: the first rows, by column; fewer where they come to more than 1 MiB of JSON
+    items: list[dict[str, Any]]  #: the first rows, by column; fewer if they take more than 1 MiB of JSON
 
 
 async def first_rows(ledger: Ledger, made: RecordedTable, limit: int) -> FirstRows:

@@ -101,7 +101,7 @@ class Place:
     """Where a verb is done, and who does it. A gateway has one of its own, which knows what the request said."""
 
     def __init__(self, ledger: Ledger, rows: Rows | None, principal: Principal, trace: str = "") -> None:
-        """`rows`: None where nobody named the file of a projection. `trace`: W3C traceparent of the caller."""
+        """`rows`: None if no file of a projection was named. `trace`: W3C traceparent of the caller."""
         self.ledger = ledger
         self.principal = principal
         self.trace = trace
@@ -414,7 +414,7 @@ class Field(NamedTuple):
         return bool((self.meta.extra or {}).get("past"))
 
     def is_parameter(self, declaration: Declaration) -> bool:
-        """Return whether it stands behind the `?` of the address, and not in the body."""
+        """Return whether it is a parameter of the address, and not part of the body."""
         is_bodiless = declaration.method in {"GET", "DELETE"}
         return is_bodiless or bool((self.meta.extra or {}).get("in_query"))
 

@@ -227,7 +227,7 @@ def _tried(each: RuleTried) -> tuple[str, str, str, str]:
 class EmitToRoute(Verb[EmittedDelivery], frozen=True, kw_only=True):
     """Hand data to a route as a delivery: it is recorded with the jobs that the rules make, or nothing is.
 
-    Who asks must be allowed to add jobs anywhere: the rules say which ones are made.
+    The caller must be allowed to add jobs anywhere, since the rules choose the jobs.
     """
 
     route: Name

@@ -113,7 +113,7 @@ class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """What somebody chose for its jobs; None where nothing was."""
+        """The options that were given for its jobs; None without any."""
         return {each: getattr(self, each) for each in _ORDER}
 
     @property

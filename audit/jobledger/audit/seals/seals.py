@@ -1,9 +1,9 @@
 """Seals: one signed number over a range of the ledger, by which its keeper can tell that nothing was changed since.
 
-A hash chain shows damage inside a job's history; it does not show that a whole job, or the newest events of all, are
-gone, nor that somebody who can write to the store wrote another history. A seal does, once it is kept elsewhere. The
-seals are events of the chain `ledger.reactor.seals`, each range begins where the one before ended, and each names
-the root of the one before, so the newest one vouches for all.
+A hash chain shows damage inside a job's history; it does not show that a whole job or the newest events of all are
+gone, or that somebody with access to the store wrote another history. A seal does, once it is kept elsewhere. The seals
+are events of the chain `ledger.reactor.seals`, each range begins where the one before ended, and each names the root of
+the one before, so the newest one vouches for all.
 """
 
 from __future__ import annotations

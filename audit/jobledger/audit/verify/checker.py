@@ -433,7 +433,7 @@ class Checker:
             chains.close()
 
     def _check_beginning(self) -> None:
-        """Check, where the ledger does not begin at 1, that an `archived` event covers what came before."""
+        """Check that an `archived` event covers the part before a ledger that does not begin at 1."""
         if not self._prefix_archived:
             return
         archived, gone = self._archived, self._from_sequence - 1

@@ -1,8 +1,8 @@
 """What a check proves of limits: `above`, `slot`, `order`, `rate` and `void`. Events alone decide, no clock.
 
-Who holds which slots is counted by `Holders`, as everywhere. What is kept: who holds slots at the moment, and of each
-line the newest job that was granted, which goes to the disk with the rest where memory is short. A ledger
-without limits costs one look an event.
+`Holders` tracks who holds which slots. What is kept: who holds slots at the moment, and of each line the newest job
+that was granted, which goes to the disk with the rest where memory is short. A ledger without limits costs one look an
+event.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class GrantRules:
             self._holders.put(key, carried_holding(event.job_state, self._keeps))
 
     def proven(self, broken: Container[str]) -> tuple[Rule, ...]:
-        """Return which of the rules of limits hold; none where nobody was granted anything."""
+        """Return which of the rules of limits hold; none if there was no grant."""
         unjudged: tuple[Rule, ...] = ("above", "rate") if self._unjudged else ()
         return tuple(rule for rule in RULES if self.grants and rule not in broken and rule not in unjudged)
 

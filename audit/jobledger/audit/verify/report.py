@@ -142,7 +142,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     violations_count: int  #: number of all violations
     broken: dict[str, int]  #: number of all violations by rule
     elapsed_s: float
-    made: Origin | None = None  #: None where nobody said
+    made: Origin | None = None  #: None: not known
     key: str = ""  #: id of the key that signed the file; "" without a signature
     signature: str = ""  #: hex; see `verify.file`
 

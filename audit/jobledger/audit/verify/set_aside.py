@@ -30,7 +30,7 @@ class SetAside:
         self._digests += digest
 
     def accept(self, event: Acknowledged) -> None:
-        """Take in an acknowledgement; ignore it where its hash is not that of the message."""
+        """Take in an acknowledgement; ignore it if its hash is not that of the message."""
         at = bisect_left(self._sequences, event.sequence)
         if at == len(self._sequences) or self._sequences[at] != event.sequence:
             return

@@ -28,7 +28,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     back_sequence: int = 0  #: stream sequence of the event whose time goes back; 0 without any
 
     def text(self) -> str:
-        """Return the greatest difference for a person; "" where nothing was measured."""
+        """Return the greatest difference for a person; "" if nothing was measured."""
         if not self.apart_sequence:
             return ""
         return f"the server's and the events' own are {said(self.apart_s)} apart at most, at {self.apart_sequence:,}"

@@ -47,7 +47,7 @@ _FAIR_EVERY: Final = 16
 _FAIR_SHARE: Final = 8
 _LANES_A_SECOND: Final = 40  # lanes whose heartbeats the server sends in one second
 _HEARTBEAT_S_MAX: Final = 14.0  # the server allows at most half of the time that a request waits
-_LOOKS_AT_ONCE: Final = 32  # looks for consumers that run at once
+_LOOKS_AT_ONCE: Final = 32  # the most searches for consumers at a time
 #: Time between two notes of floors, one lane after the other: dispatches settled since the last note are delivered
 #: once more if the server loses the consumer.
 _NOTE_EVERY_S: Final = 5.0

@@ -68,7 +68,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=
     claim_epoch: int = 0
     deadline: datetime | None = None
     checkpoint: msgspec.Raw = NO_VALUE  #: the checkpoint that an earlier attempt stored
-    trace: str = ""  #: traceparent of the attempt's span; "" where nothing is traced
+    trace: str = ""  #: traceparent of the attempt's span; "": nothing is traced
     parent: Parent | None = None  #: the parent of jobs that the task makes; None: it makes none
     trace_id: str = ""  #: the id of the job's trace, for the log
     number: int = 0  #: the call's number in its process; given by the pool, and repeated by the result

@@ -46,7 +46,7 @@ START_ERRORS: Final = (OSError, ValueError, subprocess.SubprocessError)
 
 def python(module: str, *words: str, options: Sequence[str] = ()) -> list[str]:
     """Return the command that runs a module of ours with this interpreter, and options of it."""
-    # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
+    # -P, as in the installed command: a file of the current folder must not be loaded in place of a library.
     return [sys.executable, *options, "-P", "-m", module, *words]
 
 

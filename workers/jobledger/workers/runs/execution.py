@@ -241,7 +241,7 @@ class _Play:
             last = unseal_error(key, last)
         if last is None or (last.type, last.message) != (error.type, error.message):
             return False
-        since = job.attempts[failed[-1] + 1].epoch  # there is one: the attempt that runs
+        since = job.attempts[failed[-1] + 1].epoch  # the running attempt follows the failed one
         return all(step.sequence < since for step in job.steps.values())
 
     def _halted(self) -> Outcome:

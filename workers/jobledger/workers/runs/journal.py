@@ -77,7 +77,7 @@ class RunSurroundings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The objects that the runs of one worker share."""
 
     execution: Execution
-    children: ChildJobs | None = None  #: makes the jobs that runs ask for; None where nothing may be made
+    children: ChildJobs | None = None  #: makes the jobs that runs ask for; None: none may be made
     tables: WorkerTables | None = None  #: makes and reads tables; None if there are none
     #: Without `children`: the ends of children that a run may read, by step and item.
     ends: Mapping[str, Mapping[int, MemberEnd]] = {}
