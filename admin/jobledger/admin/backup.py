@@ -110,7 +110,7 @@ async def back_up(
     Files of interrupted runs are removed first; of more than `keep` finished back-ups of this environment the oldest
     are removed. Links and the back-up that was just written are never removed.
 
-    Raises: RefusedError where another run writes into the folder; LedgerError, UnreachableError, OSError.
+    Raises: RefusedError if another run writes into the folder; LedgerError, UnreachableError, OSError.
     """
     make_folder(folder, on_the_disk=True)
     with _locked(folder):
@@ -285,7 +285,7 @@ class BackupDamagedError(CorruptLedgerError):
 def find_backup(folder: Path) -> Path:
     """Return the folder of a back-up: this one, or the newest finished one in it.
 
-    Raises: NotFoundError where there is no such folder; RefusedError where it holds none that is finished.
+    Raises: NotFoundError if there is no such folder; RefusedError if it holds none that is finished.
     """
     if is_finished(folder):
         return folder

@@ -27,7 +27,7 @@ class JobHistory(NamedTuple):
 
     log: Log  #: the ledger, behind its archive if one was named
     history: list[StoredEvent]  #: oldest first; events of several jobs if one took an archived job's id
-    missing: MissingEvents | None  #: None where every event of the job is there
+    missing: MissingEvents | None  #: None if every event of the job is there
     chain: ChainCheck  #: whether the hash links of the history hold
 
 

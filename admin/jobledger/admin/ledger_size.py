@@ -28,7 +28,7 @@ class LedgerSize(msgspec.Struct, frozen=True, kw_only=True):
 async def resize_ledger(ledger: Ledger, bytes_max: int) -> LedgerSize:
     """Let a ledger hold up to `bytes_max` bytes, while workers and clients go on; no event is removed.
 
-    Raises: InvalidInputError for a size that no ledger may have; RefusedError below what it holds; LedgerFullError where the server
+    Raises: InvalidInputError for a size that no ledger may have; RefusedError below what it holds; LedgerFullError if the server
     has no room for as many; UnreachableError.
     """
     if not LEDGER_BYTES_MIN <= bytes_max < _BYTES_END:

@@ -50,7 +50,7 @@ class ActList(NamedTuple):
     newest: list[ActGroup]
     shown: int  #: acts in these groups
     total: int  #: number of all acts that match
-    missing: MissingEvents | None  #: None where no earlier action can be missing
+    missing: MissingEvents | None  #: None if no earlier action can be missing
     chains: Chains
     own_times: frozenset[
         int

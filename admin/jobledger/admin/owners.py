@@ -77,7 +77,7 @@ async def change_owner(ledger: Ledger, owner: str, command: OwnerCommand, *, by:
 async def owner_now(ledger: Ledger, owner: str) -> OwnerInfo:
     """Return an owner as ledger and bucket of keys say now.
 
-    Raises: InvalidInputError, OwnerNotFoundError; RefusedError where the ledger does not have the keys; UnreachableError.
+    Raises: InvalidInputError, OwnerNotFoundError; RefusedError if the ledger does not have the keys; UnreachableError.
     """
     check_owner(owner)
     state: OwnerState | None = (await look(ledger.log, OWNER, owner)).state

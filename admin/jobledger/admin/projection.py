@@ -28,7 +28,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
     head: int  #: the ledger's last stream sequence
     begins_at: int  #: first stream sequence that the rows know of
     counts_begin_at: int | None  #: first stream sequence that the counts include
-    missing: str  #: a sentence on what the rows lack, "" where they have all
+    missing: str  #: a sentence on what the rows lack, "" if they have all
     problem: str  #: why it cannot go on in this ledger, "" if it can
     lag_events: int | None  #: None when it cannot go on: its rows may come from a ledger with another history
     lag_s: float | None  #: age of the oldest event that is not in the rows, by this machine's clock

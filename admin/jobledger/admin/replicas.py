@@ -113,7 +113,7 @@ async def change_replicas(
     called for each stream that is done, with its number and how many there are. Consumers follow their stream.
 
     Raises: InvalidInputError for another number than 1, 3 and 5; RefusedError off a cluster, or where too few servers
-    answer; ServerUnreachableError where a stream is not whole within `limit_s`.
+    answer; ServerUnreachableError if a stream is not whole within `limit_s`.
     """
     changed: list[StreamCopies] = []
     todo = await plan_replicas(ledger, replicas)

@@ -139,7 +139,7 @@ class Rows:
         `min_sequence`: wait, at most `timeout_s`, until they have this event: so the process that appended it finds it
         in the rows.
 
-        Raises: ProjectionBehindError where they do not have it in time; ProjectionError, UnreachableError.
+        Raises: ProjectionBehindError if they do not have it in time; ProjectionError, UnreachableError.
         """
         with projections.Store.open(await self.path()) as store:
             if min_sequence:

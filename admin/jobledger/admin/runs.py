@@ -89,11 +89,11 @@ class StepValues(msgspec.Struct, frozen=True, kw_only=True):
     #: For a `call` its job's input, for other steps with children an array. None: the ledger has none, since of a
     #: function's arguments it keeps only a digest.
     input: Annotated[Any, PAYLOAD]
-    input_ref: PayloadRef | None  #: where a large one lies
+    input_ref: PayloadRef | None  #: reference of a large value
     input_sha256: str  #: the first 16 hex digits of its digest, of every step; "": it has no JSON form
     #: For a `call` its job's result, for other steps with children the results of all; None: no result (yet).
     result: Annotated[Any, PAYLOAD]
-    result_ref: PayloadRef | None  #: where a large one lies
+    result_ref: PayloadRef | None  #: reference of a large value
 
 
 class StepShown(StepRow, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
 async def acknowledge_message(ledger: Ledger, sequence: int, *, reason: str, by: str) -> Acknowledgement:
     """Record who accepts that the message at a stream sequence is no event, and why.
 
-    Raises: InvalidInputError without a reason; NotFoundError where the ledger has no such sequence; RefusedError for
+    Raises: InvalidInputError without a reason; NotFoundError if the ledger has no such sequence; RefusedError for
         an event that can be read, and where somebody accepted it before; UnknownEventError for one of a newer version.
     """
     if not reason.strip():

@@ -141,7 +141,7 @@ async def _chain(log: Log, first_sequence: int) -> AsyncGenerator[tuple[int, Rea
 
 
 def _joined(parts: Sequence[Counted], archived: Archived, begins: int) -> Counts | None:
-    """Return a count put together again; None where parts are missing, of another run, or do not fit."""
+    """Return a count put together again; None if parts are missing, of another run, or do not fit."""
     if not parts or parts[0].archive_through != archived.through_sequence:
         return None
     first = parts[0]

@@ -72,7 +72,7 @@ async def _read(ledger: Ledger, ref: JobRef) -> tuple[list[StoredEvent], JobView
 
 
 async def _after(ledger: Ledger, ref: JobRef, identity: str, until: float) -> Job | None:
-    """Return the job that was run here; None where its dispatch was replaced before it was claimed, so that it still waits.
+    """Return the job that was run here; None if its dispatch was replaced before it was claimed, so that it still waits.
 
     A reactor replaces the dispatch of a job that was admitted while nobody worked in its queue: its limits admit it
     again.

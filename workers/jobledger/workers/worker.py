@@ -152,7 +152,7 @@ class Worker:
     def _all_tasks(self, tasks: TaskRegistry) -> TaskRegistry:
         """Return the application's tasks, the tasks that call hooks of its schedules, and the ledger's own.
 
-        Raises: ConfigurationError where there is none, unless the worker takes the queue of the ledger's own runs alone.
+        Raises: ConfigurationError if there is none, unless the worker takes the queue of the ledger's own runs alone.
         """
         if not len(tasks) and not self.hosts_only:
             raise ConfigurationError("the worker has no task: load a module that holds some")

@@ -177,7 +177,7 @@ def _changed(route: Route, *, changed: bool) -> ChangedRoute:
 async def show_route(ledger: Ledger, name: str) -> ShownRoute:
     """Return a route as its chain says now.
 
-    Raises: InvalidTokenError, RouteNotFoundError where it was never set, UnreachableError.
+    Raises: InvalidTokenError, RouteNotFoundError if it was never set, UnreachableError.
     """
     check_token("route", name)
     missing = RouteNotFoundError(name)

@@ -43,8 +43,8 @@ async def list_jobs(
 ) -> JobPage:
     """Return at most `limit` jobs that fit, by creation; `cursor`: the `next` of the page before.
 
-    Pages follow each other without gap or repeat while jobs come and change. Reads in a thread. Whoever may not see
-    inputs must not ask with a filter that `reads_payloads`.
+    Pages follow each other without gap or repeat while jobs come and change. Reads in a thread. A caller that may not
+    see inputs must not use a filter that `reads_payloads`.
 
     Raises: CursorMismatchError for the cursor of another filter or order; ProjectionError.
     """

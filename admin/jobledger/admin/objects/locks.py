@@ -31,7 +31,7 @@ class LockState(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     lock: str
     held: bool  #: somebody took it and has not given it back
-    holder: str  #: `<host>-<pid>-<random>`; "" where it is free
+    holder: str  #: `<host>-<pid>-<random>`; "" if it is free
     is_alive: bool  #: whether the holder's process has a living lease; without one the lock is free for whoever asks
     fencing_number: int  #: stream sequence of the event by which it was taken last; 0: nobody ever took it
     since: datetime | None  #: when it was taken or given back, by the server's clock

@@ -106,7 +106,7 @@ async def is_stored(ledger: Ledger, table: TableRow) -> bool:
 async def export_table(ledger: Ledger, table: TableRow, path: Path) -> None:
     """Copy a table's Parquet file to a new path; its digest is checked before it gets that name.
 
-    Raises: InvalidInputError where something is there, TableExpiredError, ServerUnreachableError, ConfigurationError, OSError.
+    Raises: InvalidInputError if something is there, TableExpiredError, ServerUnreachableError, ConfigurationError, OSError.
     """
     draft = _draft(path)
     made = RecordedTable(run=table.job_id, step=table.step, record=table.record)

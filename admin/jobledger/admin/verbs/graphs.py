@@ -153,7 +153,7 @@ class ShowGraph(Verb[ShownGraph], frozen=True, kw_only=True):
 
     async def do(self, place: Place) -> ShownGraph:
         """Read its chain. Raises: as `show_graph`."""
-        if not place.principal.is_everywhere:  # a graph that was removed has no nodes to go by
+        if not place.principal.is_everywhere:  # a removed graph has no nodes whose rights could decide
             graph = await place.ledger.graphs.get(self.name, version=self.version)
             require_of_nodes(place.principal, "view", self.name, graph)
         return await show_graph(place.ledger, self.name, version=self.version)

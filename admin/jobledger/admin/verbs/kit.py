@@ -109,7 +109,7 @@ class Place:
 
     @property
     def rows(self) -> Rows:
-        """The projection. Raises: InvalidInputError where nobody named its file."""
+        """The projection. Raises: InvalidInputError if nobody named its file."""
         if self._rows is None:
             raise InvalidInputError(
                 "this reads a projection: name its file, as in do(..., projection=Path('jobs.db'))"

@@ -161,7 +161,7 @@ class ShowWatch(Verb[ShownWatch], frozen=True, kw_only=True):
     name: Name
 
     async def do(self, place: Place) -> ShownWatch:
-        """Read its chain. Raises: WatchNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError."""
+        """Read its chain. Raises: WatchNotFoundError if nothing was ever said of it, InvalidTokenError, UnreachableError."""
         log, name = place.ledger.log, check_token("watch name", self.name)
         missing = WatchNotFoundError(name)
         state, history = await state_and_changes(log, WATCH, name, missing=missing)

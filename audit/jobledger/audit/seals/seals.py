@@ -104,7 +104,7 @@ def _written(at: datetime) -> str:
 
 
 async def newest_seal(log: Log) -> Seal | None:
-    """Return the seal that was recorded last, None where there is none.
+    """Return the seal that was recorded last, None if there is none.
 
     Raises: MalformedEventError, UnknownEventError, UnreachableError.
     """

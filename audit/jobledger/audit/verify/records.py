@@ -84,7 +84,7 @@ def last_sequence(record: Record) -> int:
 
 
 def task_of(record: Record) -> str:
-    """Return the name of a job's task, "" where its chain began before what is checked."""
+    """Return the name of a job's task, "" if its chain began before what is checked."""
     if isinstance(record, bytes):
         return _closed.decode(record).task
     return "" if record.job is None else record.job.task
@@ -106,7 +106,7 @@ def _steps_bytes(steps: Steps) -> int:
 
 
 def grown(before: Job | None, after: Job, event: JobEvent) -> int:
-    """Return by how many bytes what is kept of an open job grew with an event."""
+    """Return by how many bytes the record of an open job grew with an event."""
     attempts, signals, steps = (0, 0, NO_STEPS) if before is None else _sizes(before)
     size = ATTEMPT_BYTES * (len(after.attempts) - attempts) + SIGNAL_BYTES * (len(after.signals) - signals)
     if after.steps is steps:

@@ -137,9 +137,7 @@ class RecordStore(Generic[R]):
                 self._disk.execute(_CREATE)
             while self.weight_bytes > bytes_max // 2 and len(self._hot) > 1:
                 self._disk.execute("BEGIN")
-                rows = sorted(
-                    self._coldest(bytes_max // 2)
-                )  # in the table's order: each page is visited once
+                rows = sorted(self._coldest(bytes_max // 2))  # in table order: each page is visited once
                 self._disk.executemany(_INSERT, rows)
                 self._disk.execute("COMMIT")
                 for name, _, _ in rows:

@@ -166,7 +166,7 @@ class Claimer:
         return self._kept.following(ref, delivery, queued)
 
     async def _look(self, ref: JobRef, delivery: Delivery, order: Queued | None) -> JobView:
-        """Return the chain of a job; `order`: its dispatch, if this and the chain's newest event may suffice."""
+        """Return the chain of a job; `order`: its dispatch; with it the chain's newest event may suffice."""
         log = self._ledger.log
         newest = None if order is None else await log.last(log.names.chain(ref))
         if order is None or newest is None:

@@ -159,7 +159,7 @@ class Execution:
     async def call_in_process(self, call: Call, *, is_ours: bool = False) -> Result:
         """Make a call beside the attempts, in the next free process; `is_ours`: it needs no module of the application.
 
-        Raises: ConfigurationError where this worker has no processes, ChildStartError, PoolClosedError.
+        Raises: ConfigurationError if this worker has no processes, ChildStartError, PoolClosedError.
         """
         if self._processes is None or not (is_ours or self._processes.have_modules):
             raise ConfigurationError(

@@ -27,7 +27,7 @@ class Lane:
         self.consumer = consumer
         self.empty = False  # it had no message at the last request
         self.lost = True  # the consumer has to be looked for
-        self.look_at = 0.0  # not before this loop time
+        self.look_at = 0.0  # the earliest loop time of the next search for it
         self.ack_wait_s = math.inf  # the consumer's ack wait, once it is known
         self.moved = False  # a delivery of this lane came after its newest note
         self.settled = 0  # the floor that this worker noted last

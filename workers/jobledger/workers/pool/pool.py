@@ -115,7 +115,7 @@ class ProcessPool:
     ) -> None:
         """Take the modules that hold the tasks, as given to `TaskRegistry.load`. Starts nothing yet.
 
-        `for_tasks`: False where only steps of our own are called, which need no modules.
+        `for_tasks`: False if only steps of our own are called, which need no modules.
 
         `connection`: settings of `connect`, for tasks that use the ledger; not part of `config`, which may be shown.
 

@@ -96,8 +96,8 @@ class ChildJobs:
     async def ends(self, ref: JobRef, job: Job, key: str, items: int | None) -> list[MemberEnd]:
         """Return how children ended, in the order of their items.
 
-        Raises: UnreachableError where one cannot be read yet, PayloadMissingError, PayloadTooLargeError;
-            RerunSourceError where one that was copied is in an archive by now.
+        Raises: UnreachableError if one cannot be read yet, PayloadMissingError, PayloadTooLargeError;
+            RerunSourceError if one that was copied is in an archive by now.
         """
         step = job.steps[key]
         wanted = items_of(step.opened if items is None else items)

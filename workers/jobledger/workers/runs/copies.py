@@ -32,7 +32,7 @@ async def copy_steps(journal: AttemptJournal) -> None:
 
     After a crash in between only some are recorded; the next attempt records the rest.
 
-    Raises: RerunSourceError where the source is not as the rerun names it, or in an archive by now; StaleClaimError,
+    Raises: RerunSourceError if the source is not as the rerun names it, or in an archive by now; StaleClaimError,
     LedgerFullError, UnreachableError.
     """
     source = journal.job.order.rerun_of

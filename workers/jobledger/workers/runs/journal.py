@@ -202,7 +202,7 @@ class AttemptJournal:
     async def end(self, outcome: Outcome, begin: Enqueue) -> None:
         """End the run and begin another job in one append; nothing is recorded where the claim is lost.
 
-        Raises: JobExistsError where another job has that id, LedgerFullError, UnreachableError.
+        Raises: JobExistsError if another job has that id, LedgerFullError, UnreachableError.
         """
         control = self._attempt.control
         outcome = control.sealed(outcome)
@@ -326,7 +326,7 @@ class AttemptJournal:
         )
 
     def _ends_given(self, key: str, items: int | None) -> list[MemberEnd]:
-        """Return how children had ended. Raises: RefusedError where the ledger no longer has them."""
+        """Return how children had ended. Raises: RefusedError if the ledger no longer has them."""
         known = self._shared.ends.get(key, {})
         wanted = items_of(self.job.steps[key].opened if items is None else items)
         if not known.keys() >= set(wanted):
