@@ -35,7 +35,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 def require_place(
     folder: Path, names: Names, head: Head, newest: Archived | None, *, makes: bool = False
 ) -> None:
-    """Return when the folder is the archive of this ledger, and marked as such; a first archive is marked here.
+    """Require that the folder is the archive of this ledger, and marked as such; a first archive is marked here.
 
     Raises: as `is_marked`.
     """

@@ -336,10 +336,10 @@ def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
 
 
 def failing_since(minutes: Sequence[Minute], bound: float) -> datetime | None:
-    """Return the first minute of the time in which a task has failed often; None if it has not.
+    """Return the first minute of the period in which a task failed often; None if it did not.
 
     `minutes`: those in which attempts ended, the newest first. A minute counts as bad where at least the share `bound`
-    failed. Bad minutes that are up to five minutes apart belong to one time.
+    failed. Bad minutes that are up to five minutes apart belong to one period.
     """
     since: datetime | None = None
     for each in minutes:
@@ -902,7 +902,7 @@ def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:
 
 
 def words_of(each: Diagnosis, lasts: Callable[[datetime], str]) -> str:
-    """Return what was found, and how long it has been so; `lasts` makes that of its beginning."""
+    """Return what was found, and how long it has lasted; `lasts` puts its beginning into words."""
     is_told = each.since is None or "since" in each.found
     return each.found if is_told or each.since is None else f"{each.found} ({lasts(each.since)})"
 

@@ -266,7 +266,7 @@ async def _too_full(  # noqa: PLR0917 - all that may be the reason
 def _pause_s(terms: Retention, head: Head, events: int, seconds: float) -> float:
     """Return the pause before the next look, given that `events` came in the last `seconds`.
 
-    It is the one that is set, but ends before half of the room left up to `start` is taken. Beyond `start` it is a
+    It is the pause that is set, but ends before half of the room left up to `start` is taken. Beyond `start` it is a
     minute at most: events that could not be moved may be movable soon.
     """
     held = head.last_sequence - head.first_sequence + 1

@@ -54,8 +54,8 @@ async def set_limit(
 ) -> ChangedLimit:
     """Change some numbers of a limit, or of one key of it; what `changes` does not name stays as it is.
 
-    `changes`: fields of `Terms`; None means no bound, for a key the limit's value. Empty `queues` and `tasks` take
-    back which jobs may name it. `plan`: change nothing.
+    `changes`: fields of `Terms`; None means no bound, for a key the limit's value. Empty `queues` and `tasks` remove
+    the patterns of jobs that may name it. `plan`: change nothing.
 
     Raises: InvalidTokenError, InvalidInputError; RefusedError for a key of a limit that is not set; UnreachableError.
     """
@@ -148,7 +148,7 @@ def _source(limit: Definition | None, key: str) -> Source | None:
 async def show_limit(ledger: Ledger, limit: str) -> ShownLimit:
     """Return a limit, or one key of it, as its chain says now.
 
-    Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError for one that was never set, UnreachableError.
+    Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError for one that was never defined, UnreachableError.
     """
     name, key = _named(limit)
     missing = LimitNotFoundError(name)

@@ -78,7 +78,7 @@ def _write(path: Path, history: list[Any]) -> None:
 
 
 class _Opener:
-    """The values of one job's events, wherever in them they are."""
+    """The values in one job's events, at any depth."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

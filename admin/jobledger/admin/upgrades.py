@@ -107,7 +107,7 @@ async def finish_upgrade(
             f"{named}{f' and {more} more' if more > 0 else ''} cannot read form {FORM}: stop them or bring them to "
             f"{VERSION} first; `jobledger upgrade show` lists every process"
         )
-    # Else a gateway with the rights of its role would stop the earlier readers, and then be refused the rest.
+    # A gateway with only its role's rights could append the event, which stops earlier readers, but not raise the form.
     await require_changes(ledger.inbox, ledger.names.ledger_stream)
     await _record(ledger, found, reason=reason, by=by)
     await raise_form(ledger.inbox, ledger.names.ledger_stream, FORM)

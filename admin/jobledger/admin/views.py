@@ -175,8 +175,8 @@ async def _value(
 def event_fields(stored: StoredEvent, hidden: Hidden = NOTHING) -> dict[str, Any]:
     """Return an event with its stored fields, but without values: those of the job stand beside it.
 
-    If something is hidden, or the job has an owner and its texts may be opened, fields that only a newer version knows
-    are left out.
+    If something is hidden, or the job has an owner, whose texts may have been opened here, fields that only a newer
+    version knows are left out.
     """
     is_as_stored = hidden is NOTHING and not stored.event.key
     data = stored.data if is_as_stored else msgspec.json.encode(hide(stored.event, hidden, by_default=True))

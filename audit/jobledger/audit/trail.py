@@ -89,7 +89,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a trail; the times add up to the life of the job, until it is over."""
+    """The summary of a trail; no time counts any more once the job is over."""
 
     state: str
     events: int
@@ -97,7 +97,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     attempts_lost: int
     total_s: float
     waiting_s: float  #: time of waits for a worker or for a moment
-    running_s: float  #: while time of attempts that held the job, alive or not
+    running_s: float  #: time in which some attempt held the job, alive or not
     dead_s: float  #: time as a dead letter until a person acted; without an act it does not count
     carried_through: int = (
         0  #: stream sequence up to which the sums come from a `carried` event; 0 without one

@@ -439,7 +439,7 @@ class Worker:
         self._intake.wake()
         if not self.is_worn_out:
             self._is_told_worn_out = False
-        else:  # the code of one may be about to end
+        else:  # the code in such a slot may be about to end
             self._ledger.connection.loop.call_later(self._config.cancel_grace_s, self._retire)
 
     @property

@@ -95,7 +95,7 @@ class LineShown(Line, frozen=True, kw_only=True):
 
 
 class SummaryShown(Summary, frozen=True, kw_only=True):
-    """The sum of a trail, also as one line of words."""
+    """The summary of a trail, also as one line of words."""
 
     words: str = msgspec.field(name="text")
 

@@ -121,7 +121,7 @@ class Place:
 
     @property
     def by(self) -> str:
-        """What events say of who acts."""
+        """The name under which events record the caller."""
         return self.principal.name
 
     async def act_on_job(

@@ -145,7 +145,7 @@ class ShowWebhook(Verb[ShownWebhook], frozen=True, kw_only=True):
     has_own_command=True,  # it changes what is named, and may make a secret
 )
 class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
-    """Set what a webhook does, also of an existing one; events match from here on."""
+    """Set what a webhook does, in place of all it did before; events match from here on."""
 
     name: Name
     target: Annotated[GivenTarget, option("Where events go.")]

@@ -19,7 +19,7 @@ from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
 
 #: The beginning of the signed text, so that no seal can be taken for a report.
 SIGNED: Final = b"jobledger report 1\n"
-#: A report holds figures and a bounded number of violations: a larger file is none.
+#: A report holds figures and a bounded number of violations: a larger file is no report.
 _BYTES_MAX: Final = 16 << 20
 _HASH: Final = re.compile(r"[0-9a-f]{64}", flags=re.ASCII)
 

@@ -409,7 +409,7 @@ class Intake:
             await asyncio.sleep(_NOTE_PAUSE_S)
         mark = await mark_of(log)
         if not await holds(log, before):
-            return  # this ledger is another one than that of the consumers
+            return  # the consumers belong to another ledger
         for lane, settled in floors:
             if settled and settled != lane.settled:
                 await self._write(lane, Note(settled=settled, mark=mark))

@@ -33,7 +33,7 @@ def nak(delay_s: float) -> Settlement:
     return Settlement("nak", delay_s)
 
 
-AGAIN: Final = nak(0.0)  #: its dispatch is for the next attempt, too
+AGAIN: Final = nak(0.0)  #: the same dispatch serves the next attempt
 #: Up to this delivery a failed job is offered again by its present dispatch; after that it gets a new one. A small
 #: number, since later deliveries are delayed longer if the worker dies.
 AGAIN_DELIVERIES_MAX: Final = 5

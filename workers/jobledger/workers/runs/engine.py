@@ -1,7 +1,7 @@
 """One query of a run by DuckDB, in a process of the worker's pool that sees nothing but the tables it was given.
 
-Before the query is run the engine is locked: it opens the files of these tables, its own result and its own spilled
-pages, loads no extension, reads no variable of Python, and no setting can be changed any more.
+Before the query is run the engine is locked: it opens only the files of these tables, its own result and its own
+spilled pages, loads no extension, reads no variable of Python, and no setting can be changed any more.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Supervisor:
         return self._config.grace_s + self._config.farewell_s
 
     async def run(self) -> int:
-        """Keep the children until stopped; return an exit code by their ends.
+        """Keep the children until stopped; return an exit code that follows from their ends.
 
         0: all ended in good order. 1: one had to be killed, or failed while it stopped. Else that of the child which
         could not start. Cancelled, it still stops its children in good order first.
