@@ -18,8 +18,9 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.gateway import Gateway
 from jobledger.gateway.hooks.watches import WatchJudge
 from jobledger.ledger import Ledger, connect
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
-from jobledger.ledger.model.hooks.watch import WATCH, RemoveWatch, SetWatch, Watch, WatchDefinition
+from jobledger.ledger.model.hooks.watch import WATCH, SetWatch, Watch, WatchDefinition
 from jobledger.ledger.model.named_chain import histories, look
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.webhooks.changes import change_watch
@@ -104,7 +105,7 @@ async def test_a_watch_fires_once_after_its_time_and_is_resolved_once(
         resolved = (await look(moved.log, WATCH, "deep")).state
         assert resolved is not None
         assert (resolved.firing, resolved.value) == (False, 0.0)
-        await change_watch(moved, "deep", RemoveWatch(), by="ann")
+        await change_watch(moved, "deep", Remove(), by="ann")
         await tick()
     assert (await verify(ledger.log)).sound
 

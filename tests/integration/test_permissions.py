@@ -41,8 +41,8 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
-from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import fits
 from jobledger.ledger.outbox.addresses import open_database
 from jobledger.ledger.outbox.relay import Relay, RelayCounts

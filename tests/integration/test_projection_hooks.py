@@ -10,9 +10,10 @@ import pytest
 
 from jobledger.ledger import Ledger
 from jobledger.ledger.metrics.exposition import OTHER
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
-from jobledger.ledger.model.hooks.watch import Judge, RemoveWatch, SetWatch, WatchDefinition
-from jobledger.ledger.model.hooks.webhook import Disable, Pause, Remove, SetWebhook
+from jobledger.ledger.model.hooks.watch import Judge, SetWatch, WatchDefinition
+from jobledger.ledger.model.hooks.webhook import Disable, Pause, SetWebhook
 from jobledger.ledger.webhooks.changes import change_watch, change_webhook
 from jobledger.projections import Projector, Store
 from jobledger.projections.metrics.figures import read_figures
@@ -37,7 +38,7 @@ async def test_rows_are_what_the_newest_events_say(ledger: Ledger, tmp_path: Pat
         )
         judged = Judge(value=2.0, position=1, sequence=watch.sequence, fires=True)
         await change_watch(ledger, name, judged)
-    await change_watch(ledger, "over", RemoveWatch())
+    await change_watch(ledger, "over", Remove())
     path = tmp_path / "p.db"
     with Projector(ledger.log, path) as projector:
         await projector.catch_up()

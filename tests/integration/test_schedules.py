@@ -20,13 +20,12 @@ from tests.support.timing import in_stream, reacting, until
 from tests.support.working import working
 
 from jobledger.ledger import IllegalTransitionError, JobRef, Ledger, task
-from jobledger.ledger.model.commands import CancelJob
+from jobledger.ledger.model.commands import CancelJob, Remove
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.schedules.decisions import (
     Backfill,
     Declare,
     Pause,
-    Remove,
     Resume,
     Tick,
     Trigger,

@@ -55,11 +55,10 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.masters import MastersHere
 from jobledger.ledger.model.chain import load
-from jobledger.ledger.model.commands import Claim, Complete
+from jobledger.ledger.model.commands import Claim, Complete, Remove
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError, TaskNotFoundError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildOrder
-from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.api import right_to_read
 from jobledger.ledger.nats.owner_keys import OwnerKeys

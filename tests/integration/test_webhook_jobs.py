@@ -16,11 +16,12 @@ from tests.support.working import LIMIT_S, Connect
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import Judge, SetWatch, WatchDefinition
-from jobledger.ledger.model.hooks.webhook import WEBHOOK, Pause, Remove, Resume, SetWebhook, Webhook
+from jobledger.ledger.model.hooks.webhook import WEBHOOK, Pause, Resume, SetWebhook, Webhook
 from jobledger.ledger.model.named_chain import histories
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.connection import ConnectionLostError

@@ -16,11 +16,11 @@ from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import JobHandle, Ledger, Task
 from jobledger.ledger.model.chain import commit_all
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.commands import Enqueue, Remove
 from jobledger.ledger.model.events import Carried, Held, Order, Started
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.lifecycle import LIFECYCLE
-from jobledger.ledger.model.limits.definition import LIMIT, RemoveLimit, SetLimit, Terms, decide
+from jobledger.ledger.model.limits.definition import LIMIT, SetLimit, Terms, decide
 from jobledger.ledger.model.limits.flow import FLOW, Granted
 from jobledger.ledger.model.limits.holders import Holders, JobKey
 from jobledger.ledger.model.log import Log, end_of_chain
@@ -40,7 +40,7 @@ async def define(ledger: Ledger, limit: str, **terms: Any) -> None:
 async def undefine(ledger: Ledger, limit: str) -> None:
     """Take a definition away."""
     view = LIMIT.view(*await end_of_chain(ledger.log, LIMIT.chain(ledger.names, limit)))
-    event = decide(limit, view.state, RemoveLimit(), ledger.stamp("tester"))
+    event = decide(limit, view.state, Remove(), ledger.stamp("tester"))
     await commit_all(ledger.log, [(view, [event])])
 
 

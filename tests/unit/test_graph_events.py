@@ -11,14 +11,13 @@ from tests.support.golden import golden_lines
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.graphs.stored import (
     GRAPH,
     GraphEvent,
-    RemoveGraph,
     SetGraph,
     StoredGraph,
     decide,
@@ -71,7 +70,7 @@ def test_each_graph_that_says_something_else_is_the_next_version() -> None:
         SetGraph(spec=spec(1)),
         SetGraph(spec=spec(1)),
         SetGraph(spec=spec(2)),
-        RemoveGraph(),
+        Remove(),
         SetGraph(spec=spec(2)),
     )
     assert [(GRAPH.type_of(each), each.version) for each in events] == [
@@ -84,7 +83,7 @@ def test_each_graph_that_says_something_else_is_the_next_version() -> None:
     assert (state.version, state.sequence) == (3, 5)
     for before in (None, evolve(None, events[2], 3)):
         with pytest.raises(GraphNotFoundError):
-            decide("g", before, RemoveGraph(), STAMP)
+            decide("g", before, Remove(), STAMP)
 
 
 def test_a_check_finds_what_no_command_would_have_made() -> None:
@@ -92,7 +91,7 @@ def test_a_check_finds_what_no_command_would_have_made() -> None:
     check = GRAPH.check
     assert check is not None
     state = evolve(None, first, 1)
-    _, removed = run(SetGraph(spec=spec(1)), RemoveGraph())[1]
+    _, removed = run(SetGraph(spec=spec(1)), Remove())[1]
     forged: list[tuple[StoredGraph | None, Any, str]] = [
         (state, msgspec.structs.replace(first, version=3, reason="x"), "behind version 1"),
         (None, msgspec.structs.replace(first, spec=spec(1, "other")), "stored as g"),

@@ -11,7 +11,7 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import Message, digest
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.errors import (
     InvalidInputError,
     LedgerError,
@@ -25,7 +25,6 @@ from jobledger.ledger.model.limits.definition import (
     LimitCommand,
     LimitEvent,
     Override,
-    RemoveLimit,
     SetKey,
     SetLimit,
     Terms,
@@ -64,7 +63,7 @@ def defined(**changes: Any) -> Definition:
 
 BY_PERSON = defined(terms=Terms(slots=5))
 BY_CODE = defined(terms=Terms(slots=5), source="code")
-REMOVED = evolve(BY_PERSON, decide("tenant", BY_PERSON, RemoveLimit(), STAMP), 8)
+REMOVED = evolve(BY_PERSON, decide("tenant", BY_PERSON, Remove(), STAMP), 8)
 
 # One line per case: the limit as it is, the command, and the fields of the event, or the refusal.
 DECISIONS: list[tuple[Definition | None, LimitCommand, dict[str, Any] | type[LedgerError]]] = [
@@ -75,9 +74,9 @@ DECISIONS: list[tuple[Definition | None, LimitCommand, dict[str, Any] | type[Led
     (BY_PERSON, SetLimit(terms=Terms(slots=0)), {"slots": 0}),
     (BY_PERSON, SetLimit(terms=Terms(slots=3), source="code"), RefusedError),
     (REMOVED, SetLimit(terms=Terms(slots=3), source="code"), {"slots": 3, "source": "code"}),
-    (BY_PERSON, RemoveLimit(reason="r"), {"type": "removed", "reason": "r"}),
-    (REMOVED, RemoveLimit(), LimitNotFoundError),
-    (None, RemoveLimit(), LimitNotFoundError),
+    (BY_PERSON, Remove(reason="r"), {"type": "removed", "reason": "r"}),
+    (REMOVED, Remove(), LimitNotFoundError),
+    (None, Remove(), LimitNotFoundError),
 ]
 
 
@@ -137,7 +136,7 @@ def test_the_newest_event_alone_is_the_state_and_an_append_is_linked_to_the_chai
     )
     view = LIMIT.advance(entry, first, 5)
     assert view == LIMIT.view(stored(entry.data, 5))
-    second = LIMIT.link(Names(), [decide("tenant", view.state, RemoveLimit(), STAMP)], view)[0]
+    second = LIMIT.link(Names(), [decide("tenant", view.state, Remove(), STAMP)], view)[0]
     assert (second.expected, LIMIT.decode(stored(second.data)).prev) == (5, digest(entry.data))
 
 
@@ -195,7 +194,7 @@ def test_numbers_that_cannot_work_are_refused_and_found_by_a_check(
 
 def test_a_check_finds_a_removal_of_nothing_and_code_that_overrode_a_person() -> None:
     assert LIMIT.check is not None
-    removal = decide("tenant", BY_PERSON, RemoveLimit(), STAMP)
+    removal = decide("tenant", BY_PERSON, Remove(), STAMP)
     by_code = decide("tenant", None, SetLimit(source="code"), STAMP)
     for before, event in ((None, removal), (REMOVED, removal), (BY_PERSON, by_code)):
         assert [rule for rule, _ in LIMIT.check(before, event, 9)] == ["transition"]

@@ -14,7 +14,7 @@ from tests.support.tables import each_row
 
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message, digest
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.delivery import (
@@ -37,7 +37,6 @@ from jobledger.ledger.model.hooks.match import RuleInput
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
     RULES_MAX,
-    RemoveRoute,
     Route,
     RouteDefinition,
     RouteEvent,
@@ -90,7 +89,7 @@ def test_a_route_is_as_its_newest_event_says() -> None:
     first = decide("github", None, SetRoute(definition=GITHUB, reason="new"), STAMP)
     assert first is not None
     assert evolve(None, first, 7) == msgspec.structs.replace(route(), reason="new")
-    removed = decide("github", route(), RemoveRoute(reason="old"), STAMP)
+    removed = decide("github", route(), Remove(reason="old"), STAMP)
     assert removed is not None
     assert evolve(route(), removed, 8).definition is None
     other = msgspec.structs.replace(GITHUB, tolerance_s=60)
@@ -103,7 +102,7 @@ def test_what_is_set_already_is_no_event_and_what_is_not_there_cannot_be_removed
     assert decide("github", route(), SetRoute(definition=GITHUB), STAMP) is None
     for before in (None, route(None)):
         with pytest.raises(RouteNotFoundError, match="`jobledger routes list` shows"):
-            decide("github", before, RemoveRoute(), STAMP)
+            decide("github", before, Remove(), STAMP)
 
 
 def rule(**changes: Any) -> RouteDefinition:
@@ -305,7 +304,7 @@ def test_a_check_finds_a_retry_of_other_bytes_and_a_route_that_could_not_be_set(
         at=NOW, by="a", route="r", definition=RouteDefinition(scheme="github", secrets=("hunter2",))
     )
     assert "is no reference to a secret" in broken(ROUTE, None, forged)[0]
-    removed = decide("github", route(), RemoveRoute(), STAMP)
+    removed = decide("github", route(), Remove(), STAMP)
     assert removed is not None
     assert "was not there" in broken(ROUTE, None, removed)[0]
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.errors import (
     InvalidInputError,
     InvalidTokenError,
@@ -28,7 +28,6 @@ from jobledger.ledger.model.schedules.decisions import (
     Carry,
     Declare,
     Pause,
-    Remove,
     Reset,
     Resume,
     ScheduleCommand,

@@ -12,7 +12,17 @@ from tests.support.tables import each_row
 
 from jobledger.ledger import MemoryLog
 from jobledger.ledger.model.chain import transact
-from jobledger.ledger.model.commands import CancelJob, Carry, Claim, Command, Dispatch, Enqueue, Snooze, Stamp
+from jobledger.ledger.model.commands import (
+    CancelJob,
+    Carry,
+    Claim,
+    Command,
+    Dispatch,
+    Enqueue,
+    Remove,
+    Snooze,
+    Stamp,
+)
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import MalformedEventError
 from jobledger.ledger.model.events import (
@@ -31,7 +41,6 @@ from jobledger.ledger.model.schedules.decisions import (
     Backfill,
     Declare,
     Pause,
-    Remove,
     ScheduleCommand,
     Tick,
     Trigger,

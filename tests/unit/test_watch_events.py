@@ -12,13 +12,12 @@ from tests.support.stories import Story, check, found
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.errors import InvalidError, LedgerError
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
 from jobledger.ledger.model.hooks.watch import (
     WATCH,
     Judge,
-    RemoveWatch,
     SetWatch,
     Watch,
     WatchCommand,
@@ -70,9 +69,9 @@ DECISIONS: list[tuple[Watch | None, WatchCommand, dict[str, object] | type[Ledge
     (FIRING, Judge(value=2.0, position=41, sequence=4, fires=False), None),  # of what the watch was before
     (None, Judge(value=2.0, position=41, sequence=4, fires=True), None),
     (REMOVED, Judge(value=2.0, position=41, sequence=5, fires=True), None),
-    (FIRING, RemoveWatch(reason="r"), {"type": "removed", "firing": False, "reason": "r"}),
-    (None, RemoveWatch(), WatchNotFoundError),
-    (REMOVED, RemoveWatch(), WatchNotFoundError),
+    (FIRING, Remove(reason="r"), {"type": "removed", "firing": False, "reason": "r"}),
+    (None, Remove(), WatchNotFoundError),
+    (REMOVED, Remove(), WatchNotFoundError),
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tests.support.stories import Story, check, found
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.errors import InvalidError, LedgerError, RefusedError
 from jobledger.ledger.model.hooks.definition import (
     WebhookDefinition,
@@ -26,7 +26,6 @@ from jobledger.ledger.model.hooks.webhook import (
     Disable,
     Fail,
     Pause,
-    Remove,
     Resume,
     Rotate,
     SetWebhook,

@@ -11,6 +11,7 @@ from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.definitions import change
 from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, NotFoundError, RefusedError
 from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import (
@@ -18,7 +19,6 @@ from jobledger.ledger.model.limits.definition import (
     Definition,
     LimitCommand,
     Override,
-    RemoveLimit,
     SetKey,
     SetLimit,
     Source,
@@ -99,7 +99,7 @@ async def remove_limit(
         if not key:
             if in_code is not None and by_person:
                 return SetLimit(terms=in_code.terms, source="code", given_back=True, reason=reason)
-            return RemoveLimit(reason=reason)
+            return Remove(reason=reason)
         if before is None or before.common is None:
             raise LimitNotFoundError(name)
         if key not in before.overrides:

@@ -10,6 +10,7 @@ import msgspec
 from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.admin.verbs.kit import Place, Reason, Table, Told, Verb, option, told_changes, verb
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.hooks import watch
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
@@ -110,7 +111,7 @@ class RemoveWatch(WatchVerb, frozen=True, kw_only=True):
 
     async def do(self, place: Place) -> WatchInfo:
         """End it. Raises: as `change_watch`."""
-        return await self.change(place, watch.RemoveWatch(reason=self.reason))
+        return await self.change(place, Remove(reason=self.reason))
 
 
 @verb(

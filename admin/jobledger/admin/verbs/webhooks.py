@@ -32,6 +32,7 @@ from jobledger.admin.verbs.kit import (
     told_changes,
     verb,
 )
+from jobledger.ledger.model.commands import Remove
 from jobledger.ledger.model.hooks.definition import (
     FORMATS,
     PARTS,
@@ -41,7 +42,7 @@ from jobledger.ledger.model.hooks.definition import (
     WebhookTarget,
 )
 from jobledger.ledger.model.hooks.references import is_reference
-from jobledger.ledger.model.hooks.webhook import Pause, Remove, Resume, WebhookCommand
+from jobledger.ledger.model.hooks.webhook import Pause, Resume, WebhookCommand
 from jobledger.ledger.webhooks.changes import change_webhook
 
 Name = Annotated[str, option("The webhook's name.", "NAME")]

@@ -12,12 +12,11 @@ from jobledger.ledger.graphs.graph import Graph
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.named import NamedGraph, check_run, graph_of, named_graph
 from jobledger.ledger.graphs.stored import all_graphs, graph_named, owner_of_run
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.graphs.stored import (
     GRAPH,
     GraphCommand,
     GraphEvent,
-    RemoveGraph,
     SetGraph,
     StoredGraph,
     decide,
@@ -83,7 +82,7 @@ class GraphVerbs:
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
     ) -> ChangedValue[StoredGraph]:
         """Take a stored graph away; its runs go on. Raises: GraphNotFoundError, LedgerFullError."""
-        return await self._change(name, RemoveGraph(reason=reason), by, plan=plan)
+        return await self._change(name, Remove(reason=reason), by, plan=plan)
 
     async def get(self, name: str, *, version: int = 0) -> StoredGraph:
         """Return a stored graph, in its newest version (0) or in an older one. Raises: GraphNotFoundError."""

@@ -26,6 +26,7 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.inputs import check_finite, check_note, check_whole, checked_order, keep_utc
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import CopiedEnds, Ranges, check_order
 from jobledger.ledger.model.subjects import JobRef, check_token
 
@@ -43,6 +44,11 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     authority: Principal | None = None  #: whose rights the command is decided with; None: an operator's
     form: int = FORM  #: the highest form of the events to decide: the ledger's form
 
+    def require_everywhere(self, permission: Permission) -> None:
+        """Prove that the author may act on every queue and task. Raises: AccessDeniedError."""
+        if self.authority is not None:
+            self.authority.require_everywhere(permission)
+
     def require_form(self, form: int, what: str) -> None:
         """Prove that an event of a form may be written. Raises: RefusedError, whose text begins with `what`."""
         if self.form < form:
@@ -59,6 +65,12 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 _labels_of = operator.attrgetter(*LABELS)
 _NO_LABELS: Final = _labels_of(Order())
+
+
+class Remove(msgspec.Struct, frozen=True, kw_only=True):
+    """Take away what is set under a name, such as a limit, a route or a schedule."""
+
+    reason: str = ""
 
 
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):

@@ -297,8 +297,7 @@ def decide(key: str, before: Key | None, command: AccessCommand, stamp: Stamp) -
     Raises: NotFoundError for a missing key; RefusedError for one that has ended, or a link in place of a key or a key
     in place of a link; InvalidInputError for a time that is past; AccessDeniedError.
     """
-    if stamp.authority is not None:
-        stamp.authority.require_everywhere("admin")
+    stamp.require_everywhere("admin")
     fact: dict[str, Any] = {"key": key, **stamp.fact}
     if isinstance(command, CreateKey):
         return _created(before, command, fact)

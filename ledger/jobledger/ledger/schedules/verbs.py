@@ -8,14 +8,13 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 import msgspec
 
-from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.commands import Enqueue, Remove
 from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError
 from jobledger.ledger.model.inputs import keep_utc
 from jobledger.ledger.model.schedules.decisions import (
     Backfill,
     Declare,
     Pause,
-    Remove,
     Reset,
     Resume,
     ScheduleCommand,

@@ -14,12 +14,11 @@ from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.stored import graph_named
-from jobledger.ledger.model.commands import Enqueue, Stamp
+from jobledger.ledger.model.commands import Enqueue, Remove, Stamp
 from jobledger.ledger.model.errors import AccessDeniedError, InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.match import RuleInput, is_constant, source_value
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
-    RemoveRoute,
     Route,
     RouteDefinition,
     RouteEvent,
@@ -120,10 +119,10 @@ class RouteVerbs:
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
     ) -> ChangedValue[Route]:
         """Remove a route; its deliveries stay. Raises: RouteNotFoundError, LedgerFullError, UnreachableError."""
-        return await self._change(name, RemoveRoute(reason=reason), by, plan=plan)
+        return await self._change(name, Remove(reason=reason), by, plan=plan)
 
     async def _change(
-        self, name: str, command: SetRoute | RemoveRoute, by: str, *, plan: bool
+        self, name: str, command: SetRoute | Remove, by: str, *, plan: bool
     ) -> ChangedValue[Route]:
         def decided(before: Route | None, stamp: Stamp) -> RouteEvent | None:
             return decide(name, before, command, stamp)

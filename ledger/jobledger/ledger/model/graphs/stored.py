@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.forms import SEALED_FORM
@@ -83,13 +83,7 @@ class SetGraph(msgspec.Struct, frozen=True, kw_only=True):
         check_stored(self.spec)
 
 
-class RemoveGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Take a stored graph away."""
-
-    reason: str = ""
-
-
-GraphCommand = SetGraph | RemoveGraph
+GraphCommand = SetGraph | Remove
 
 
 def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: Stamp) -> GraphEvent | None:
@@ -109,7 +103,7 @@ def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: 
             if any(node.owner for node in spec.nodes):
                 stamp.require_form(SEALED_FORM, f"the owner of a node of graph {name}")
             return GraphSet(**fact, version=version + 1, spec=spec, reason=reason)
-        case RemoveGraph(reason=reason):
+        case Remove(reason=reason):
             if before is None or before.spec is None:
                 raise GraphNotFoundError(name)
             return GraphRemoved(**fact, version=version, reason=reason)

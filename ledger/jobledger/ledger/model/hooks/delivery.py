@@ -169,8 +169,7 @@ def decide(
 
     Raises: DeliveryNotFoundError for the repetition of a delivery that never was received; AccessDeniedError.
     """
-    if stamp.authority is not None:
-        stamp.authority.require_everywhere("queue" if isinstance(command, Receive) else "manage")
+    stamp.require_everywhere("queue" if isinstance(command, Receive) else "manage")
     fact: dict[str, Any] = {
         "at": stamp.at,
         "by": stamp.by,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken
-from jobledger.ledger.model.commands import GiveSignal, Stamp
+from jobledger.ledger.model.commands import GiveSignal, Remove, Stamp
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, Envelope, Moment, Priority, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.forms import SEALED_FORM
@@ -230,13 +230,7 @@ class SetRoute(msgspec.Struct, frozen=True, kw_only=True):
         check_definition(self.definition)
 
 
-class RemoveRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """Take a route away."""
-
-    reason: str = ""
-
-
-RouteCommand = SetRoute | RemoveRoute
+RouteCommand = SetRoute | Remove
 
 
 def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp) -> RouteEvent | None:
@@ -264,7 +258,7 @@ def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp)
             return RouteSet(
                 **fact, definition=command.definition, reason=command.reason, source=command.source
             )
-        case RemoveRoute():
+        case Remove():
             if definition is None:
                 raise RouteNotFoundError(name)
             return RouteRemoved(**fact, reason=command.reason)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
@@ -134,13 +134,7 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
     fires: bool
 
 
-class RemoveWatch(msgspec.Struct, frozen=True, kw_only=True):
-    """End the watch."""
-
-    reason: str = ""
-
-
-WatchCommand = SetWatch | Judge | RemoveWatch
+WatchCommand = SetWatch | Judge | Remove
 
 
 def decide(name: str, watch: Watch | None, command: WatchCommand, stamp: Stamp) -> WatchEvent | None:
@@ -148,8 +142,7 @@ def decide(name: str, watch: Watch | None, command: WatchCommand, stamp: Stamp) 
 
     Raises: WatchNotFoundError for a watch that is not set; AccessDeniedError.
     """
-    if stamp.authority is not None:
-        stamp.authority.require_everywhere("manage")
+    stamp.require_everywhere("manage")
     if watch is not None and watch.removed:
         watch = None
     fact: dict[str, Any] = {"watch": name, **stamp.fact}
@@ -158,7 +151,7 @@ def decide(name: str, watch: Watch | None, command: WatchCommand, stamp: Stamp) 
             if watch is not None and watch.definition == definition:
                 return None
             return WatchSet(**fact, definition=definition, reason=reason)
-        case RemoveWatch(reason=reason):
+        case Remove(reason=reason):
             if watch is None:
                 raise WatchNotFoundError(name)
             return WatchRemoved(**fact, definition=watch.definition, reason=reason)

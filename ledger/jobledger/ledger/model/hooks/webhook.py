@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
 from jobledger.ledger.model.hooks.definition import (
@@ -175,12 +175,6 @@ class Disable(msgspec.Struct, frozen=True, kw_only=True):
     """Stop the webhook, because its receiver wants no messages any more."""
 
     why: str
-
-
-class Remove(msgspec.Struct, frozen=True, kw_only=True):
-    """End the webhook."""
-
-    reason: str = ""
 
 
 WebhookCommand = SetWebhook | Pause | Resume | Rotate | Fail | Succeed | Disable | Remove

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.envelope import WHOLE_MAX, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, RefusedError
 from jobledger.ledger.model.inputs import check_word
@@ -243,13 +243,7 @@ class SetKey(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInputError(problem)
 
 
-class RemoveLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Remove a definition, with the differences of its keys."""
-
-    reason: str = ""
-
-
-LimitCommand = SetLimit | SetKey | RemoveLimit
+LimitCommand = SetLimit | SetKey | Remove
 
 
 def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: Stamp) -> LimitEvent:
@@ -258,10 +252,9 @@ def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: 
     Raises: LimitNotFoundError for the removal of an undefined limit; InvalidInputError for too many keys; RefusedError
         if code would override a person; AccessDeniedError.
     """
-    if stamp.authority is not None:
-        stamp.authority.require_everywhere("manage")
+    stamp.require_everywhere("manage")
     match command:
-        case RemoveLimit(reason=reason):
+        case Remove(reason=reason):
             if before is None or not before.is_set:
                 raise LimitNotFoundError(limit)
             return LimitRemoved(limit=limit, **stamp.fact, reason=reason)
@@ -445,7 +438,7 @@ def _check(before: Definition | None, event: LimitEvent, _stream_sequence: int) 
 
 def _refusal(before: Definition | None, event: LimitEvent) -> str:
     """Decide again on the definition of an event; return the reason of a refusal, "" without one."""
-    command: LimitCommand = RemoveLimit()
+    command: LimitCommand = Remove()
     try:
         if isinstance(event, LimitSet):
             command = SetLimit(

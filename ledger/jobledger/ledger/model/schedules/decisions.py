@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import Remove, Stamp
 from jobledger.ledger.model.errors import (
     AccessDeniedError,
     InvalidInputError,
@@ -113,12 +113,6 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):
     """Give the schedule back to the code: the next process that declares it sets its definition."""
-
-
-class Remove(msgspec.Struct, frozen=True, kw_only=True):
-    """End the schedule."""
-
-    reason: str = ""
 
 
 class Carry(msgspec.Struct, frozen=True, kw_only=True):
