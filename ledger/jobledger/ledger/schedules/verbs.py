@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
-import msgspec
-
 from jobledger.ledger.model.commands import Enqueue, Remove
 from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError
 from jobledger.ledger.model.inputs import keep_utc
@@ -29,7 +27,6 @@ from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.protocols import Client
 from jobledger.ledger.schedules.changes import KnownSchedule, Schedules
 from jobledger.ledger.schedules.in_code import AnyTask, check_options
-from jobledger.ledger.tasks import TaskWithOptions
 
 R = TypeVar("R")
 _COUNT_MAX = 1_000
@@ -54,7 +51,7 @@ class When(TypedDict, total=False):
 class HasTask(Protocol):
     """A value that runs as the input of a task: a `Graph`."""
 
-    async def as_task(self, client: Client, *, owner: str = "") -> tuple[AnyTask, Mapping[str, Any]]:
+    async def as_task(self, client: Client, *, owner: str = "") -> tuple[Any, Mapping[str, Any]]:
         """Return the task and its input; `owner`: whose data it holds, "": what it says itself."""
         ...
 
@@ -121,9 +118,8 @@ class ScheduleVerbs(Schedules):
                     f"schedule {name} runs a graph, which has all its input: leave input out"
                 )
             task, input = await task.as_task(self._client, owner=owner)  # noqa: A001 - as above
-            plain, options = task.unpacked
             if owner:
-                task = TaskWithOptions(plain, msgspec.structs.replace(options, owner=owner))
+                task = task.options(owner=owner)
         elif owner:
             raise InvalidInputError(
                 f"schedule {name} runs a task: give it the owner, as task.options(owner=...)"
