@@ -94,7 +94,7 @@ class TableTooLargeError(RefusedError):
     """A table is too large for its first rows to be read in memory."""
 
     def __init__(self, run: str, step: str, what: str, limit_bytes: int) -> None:
-        """`what`: the part of the table that has more bytes than that: its file, a row group or a row."""
+        """`what`: the part of the table that has more bytes than `limit_bytes`: its file, a row group or a row."""
         self.run = run
         self.step = step
         self.limit_bytes = limit_bytes

@@ -71,9 +71,7 @@ class JobDetails(JobHead, frozen=True, kw_only=True):
     progress: Progress | None
     last_sequence: int  #: stream sequence of its newest event
     trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
-    created_by: (
-        str  #: who appended its first event; "": that event is in an archive, from before jobs kept this
-    )
+    created_by: str  #: who appended its first event; "": an archive has it, and jobs did not keep it then
     made_by: Annotated[
         str | None, OTHER_JOB
     ]  #: the job whose code made it; None: none did, or an archive has its beginning

@@ -71,7 +71,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     lost: Lost | None = None
     waits_for: str | None = None  #: what the job waits for from here on; None when it runs or is over
     waited_s: float | None = None  #: length of the wait that this event ended
-    waited_for: str | None = None  #: the aim of that wait
+    waited_for: str | None = None  #: what the job waited for until then
     large_values: tuple[LargeValue, ...] = ()
 
     def text(self) -> str:

@@ -333,7 +333,7 @@ def _job_of(chain: JobView) -> Job:
 
 
 def _in_this_process(task: Task[Any, Any], *, limited: bool) -> Task[Any, Any]:
-    """Return the task as it runs here: not in the pool, and not `limited`: without the limit of its heartbeats."""
+    """Return the task as it runs here: not in the pool and, unless `limited`, without a limit of its heartbeats."""
     here = copy.copy(task)
     changes: dict[str, Any] = {} if limited else {"heartbeat_s": None}
     if task.rules.run_in == "process":

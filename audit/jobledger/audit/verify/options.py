@@ -48,7 +48,9 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     violations_max: int = VIOLATIONS_MAX  #: the most violations that are kept; all are counted
     memory_bytes_max: int | None = MEMORY_BYTES_MAX  #: memory for records of jobs; None: as much as they need
 
-    signatures_checked: bool = False  #: the signature of a signed earlier report was checked by trusted keys
+    signatures_checked: bool = (
+        False  #: the signature of a signed earlier report was checked with trusted keys
+    )
 
     def __post_init__(self) -> None:
         """Check each option."""

@@ -182,7 +182,7 @@ def scratch(cache_bytes: int) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def translated(what: str = _CHECK, advice: str = _CHECK_ADVICE) -> Generator[None, None, None]:
-    """Raise ScratchSpaceError for an error of SQLite: `what`: the failed act, `advice`: what to do."""
+    """Raise ScratchSpaceError for an error of SQLite; `what`: the act that failed; `advice`: what to do."""
     try:
         yield
     except sqlite3.Error as error:

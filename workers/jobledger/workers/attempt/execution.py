@@ -57,7 +57,7 @@ class Processes:
         self._pool = pool
         self._taken: dict[
             asyncio.Task[Any], ChildProcess
-        ] = {}  #: reserved for the attempt of this asyncio task
+        ] = {}  #: reserved processes, by the asyncio task of their attempt
 
     @contextlib.asynccontextmanager
     async def place(self, *, wait: bool) -> AsyncGenerator[bool, None]:

@@ -59,7 +59,7 @@ class LogKeeper(logging.Handler):
                 prints.listen(self._on_print)
 
     def _on_print(self, text: str) -> None:
-        """Keep a line that an attempt printed, at any level of the loggers; no other handler gets it."""
+        """Keep a line that an attempt printed, independent of loggers' levels; no other handler gets it."""
         fields = {"name": prints.LOGGER, "msg": text, "levelno": logging.INFO, "levelname": "INFO"}
         self.handle(logging.makeLogRecord(fields))
 

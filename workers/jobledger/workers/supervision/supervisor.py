@@ -44,9 +44,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: int = 1
     what: str = "worker process"  #: the name of each of them in the log
-    grace_s: float = (
-        30.0  #: how long running attempts may go on after a stop; the same as in the children's settings
-    )
+    grace_s: float = 30.0  #: how long running attempts may go on after a stop, as in the children's settings
     farewell_s: float = (
         20.0  #: time after the grace to give jobs back and exit; a `Worker` needs at most 14 s
     )
