@@ -16,6 +16,7 @@ import pytest
 from jobledger.audit.export import write_export
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.nats.floors import read_floor
 from jobledger.projections import Store, difference
 
 if TYPE_CHECKING:
@@ -136,6 +137,12 @@ async def aside(cli: Cli, *words: str) -> tuple[int, str, str]:
     return await anyio.to_thread.run_sync(lambda: cli(*words))
 
 
+async def noted(ledger: Ledger) -> int | None:
+    """Return up to where the dispatches need no worker, as a consumer of them will read it."""
+    consumer = ledger.names.consumer("replayed", "normal")
+    return await read_floor(ledger.inbox, ledger.log, consumer)
+
+
 @pytest.mark.anyio
 async def test_an_export_is_brought_back_into_an_empty_ledger(
     cli: Cli, tmp_path: Path, server_factory: Callable[..., EmbeddedServer]
@@ -150,6 +157,7 @@ async def test_an_export_is_brought_back_into_an_empty_ledger(
         assert (code, out) == (0, "4 events were brought back; the ledger ends at 4\n")
         code, out, _ = await aside(cli, *restore)
         assert (code, out) == (0, "3 events were brought back; the ledger ends at 7\n")
+        assert await anyio.to_thread.run_sync(lambda: cli.with_ledger(noted)) == 2, "two are cancelled"
         code, after, _ = await aside(cli, "audit", "verify", "--json")
         assert code == 0
         assert json.loads(after)["digest"] == json.loads(before)["digest"]

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import anyio.to_thread
 import msgspec
@@ -23,6 +23,7 @@ from jobledger.audit.export.reader import read_export
 from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, Unreadable
 from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.subjects import Names, aggregate_of
 
@@ -45,6 +46,7 @@ async def import_export(
     *,
     through: int | None = None,
     payloads: PayloadSink | None = None,
+    lanes: set[tuple[str, Priority]] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Append every event of an export, up to the sequence `through`, to an empty log; return how many were appended.
@@ -53,7 +55,7 @@ async def import_export(
     the import. A log that already holds the beginning of the export, as after an interrupted import or of an
     export that this one continues, is gone on with: what both hold must be the same. Called again after it
     returned, it appends nothing. The large values of the export go to `payloads` first, so that no job is
-    there without its input.
+    there without its input. `lanes` gets queue and priority of each dispatch in the log.
 
     Raises: NotAnExportError for a selection, which has holes, for one whose events were redacted, and for one of another
         environment;
@@ -68,6 +70,8 @@ async def import_export(
     if payloads is not None:
         await import_payloads(export.folder, manifest, payloads)
     source, count = read_export(folder), 0
+    if lanes is not None:
+        source = _with_lanes(source, last, lanes)
     with contextlib.closing(_wanted(source, held, last)) as wanted:
         while batch := await anyio.to_thread.run_sync(_next_batch, wanted):
             entries = [await chains.entry(message) for message in batch]
@@ -145,6 +149,16 @@ async def _one_by_one(export: ExportLog, first: int) -> AsyncGenerator[Message, 
         async for batch in batches:
             for message in batch:
                 yield message
+
+
+def _with_lanes(source: Iterator[Message], last: int, lanes: set[tuple[str, Priority]]) -> Iterator[Message]:
+    """Yield the events, and note the lane of each dispatch up to the sequence `last`."""
+    for message in source:
+        if ".queued." in message.subject and message.stream_sequence <= last:
+            words = message.subject.split(".")
+            if words[1] == "job" and words[-2] == "queued" and words[-1] in PRIORITIES:
+                lanes.add((words[2], cast("Priority", words[-1])))
+        yield message
 
 
 def _wanted(source: Iterator[Message], held: int, last: int) -> Generator[Message, None, None]:

@@ -12,7 +12,9 @@ from jobledger.audit.export import Manifest, import_export, read_manifest, resto
 from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
+from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.pauses import note_living
 from jobledger.ledger.nats.payloads import Stores
 
 
@@ -32,8 +34,13 @@ async def restore(
     async with cli.ledger() as ledger:
         with output.progress("restoring") as progress:
             payloads = Stores(ledger.inputs, ledger.results)
+            lanes = set[tuple[str, Priority]]()
             count = await import_export(
-                folder, ledger.log, through=to, payloads=payloads, on_progress=progress
+                folder, ledger.log, through=to, payloads=payloads, lanes=lanes, on_progress=progress
+            )
+        with output.progress("looking for jobs that wait") as progress:
+            await note_living(
+                ledger.inbox, ledger.log, lanes, replicas=ledger.config.replicas, on_progress=progress
             )
         head = (await ledger.log.head()).last_sequence
     if output.as_json:

@@ -8,13 +8,14 @@ updates the consumers; one that creates a missing consumer creates it paused; th
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import PermissionRefusedError
-from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.queue_pause import QUEUE, QueueState
@@ -22,7 +23,7 @@ from jobledger.ledger.model.subjects import JobRef, leaves_of
 from jobledger.ledger.model.times import server_time, time_text
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.durables import Maker, make_consumer
-from jobledger.ledger.nats.floors import read_floor
+from jobledger.ledger.nats.floors import Note, make_bucket, mark_of, read_floor, write_floor
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 
@@ -45,6 +46,32 @@ async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
         begin = await _begin(log, config["filter_subject"])
         return config if begin is None else _beginning(config, begin)
     return config
+
+
+async def note_living(
+    inbox: Inbox,
+    log: Log,
+    lanes: Collection[tuple[str, Priority]],
+    *,
+    replicas: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Note where the consumers of some lanes begin, so that no worker has to look for the first job that waits.
+
+    `lanes`: each a queue and a priority. `on_progress` gets how many lanes of all were looked at. A user who may not write the
+    notes leaves the looking to workers.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    if not lanes or not await make_bucket(inbox, log.names, replicas=replicas):
+        return
+    for number, (queue, priority) in enumerate(sorted(lanes), start=1):
+        begin = await _begin(log, log.names.dispatches(queue, priority))
+        if begin is not None and begin > 1:
+            note = Note(settled=begin - 1, mark=await mark_of(log))
+            with contextlib.suppress(PermissionRefusedError):
+                await write_floor(inbox, log.names, log.names.consumer(queue, priority), note)
+        on_progress(number, len(lanes))
 
 
 def _beginning(config: dict[str, Any], begin: int) -> dict[str, Any]:
