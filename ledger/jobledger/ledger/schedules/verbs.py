@@ -117,15 +117,16 @@ class ScheduleVerbs(Schedules):
                 raise InvalidInputError(
                     f"schedule {name} runs a graph, which has all its input: leave input out"
                 )
-            task, input = await task.as_task(self._client, owner=owner)  # noqa: A001 - as above
-            if owner:
-                task = task.options(owner=owner)
+            run, input = await task.as_task(self._client, owner=owner)  # noqa: A001 - as above
+            plain: AnyTask = run.options(owner=owner) if owner else run
         elif owner:
             raise InvalidInputError(
                 f"schedule {name} runs a task: give it the owner, as task.options(owner=...)"
             )
-        check_options(name, task.unpacked[1])
-        like = await self._enqueuer.like(task, input or {})
+        else:
+            plain = task
+        check_options(name, plain.unpacked[1])
+        like = await self._enqueuer.like(plain, input or {})
         return await self.declare(name, like, replace=replace, by=by, **when)
 
     async def like(self, run: HasTask) -> Enqueue:
