@@ -21,8 +21,14 @@ from jobledger.audit.archive.redacted_jobs import JobChoice
 from jobledger.audit.archive.redactor import OnRedactProgress, Redactor
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError, ExportDamagedError
-from jobledger.audit.export import import_export, read_manifest
-from jobledger.audit.export.manifest import MANIFEST
+from jobledger.audit.export import import_export, manifest_sha256, read_manifest
+from jobledger.audit.export.manifest import (
+    FORMAT_REDACTED,
+    MANIFEST,
+    ExportRedaction,
+    manifest_bytes,
+    sealed,
+)
 from jobledger.audit.verify import Report, verify
 from jobledger.ledger.model.archive_record import forgotten_past
 from jobledger.ledger.model.chain import fold
@@ -449,6 +455,33 @@ async def test_a_damaged_export_is_not_forgotten(world: World) -> None:
     with pytest.raises(ExportDamagedError):
         await forget(world, 400)
     assert not (await proven(world)).sound
+
+
+async def test_a_manifest_that_calls_itself_redacted_does_not_hide_other_events(world: World) -> None:
+    """It says itself by which sha256 it was named before, so the events decide."""
+    export = exports(world)[0]
+    manifest = read_manifest(export)
+    named = ExportRedaction(manifest_sha256=manifest_sha256(export), events=1, lines_sha256="0" * 64)
+    forged = msgspec.structs.replace(manifest, format=FORMAT_REDACTED, redacted=named, digest="0" * 64)
+    (export / MANIFEST).write_bytes(manifest_bytes(sealed(forged)))
+    with pytest.raises(ExportDamagedError, match="its count, digest or head hash is not that of the events"):
+        await forget(world, 400)
+    assert await facts(world) == []
+
+
+async def test_an_export_stays_as_long_as_any_of_its_events_is_young(tmp_path: Path) -> None:
+    """The server's clock was set back, so the last event is not the youngest."""
+    world = World(tmp_path / "archive")
+    world.clock.at = OLD + 3 * DAY
+    await world.enqueue("young", *DONE)
+    world.clock.at = OLD
+    await world.enqueue("old", *DONE)
+    world.clock.at = OLD + 4 * DAY
+    await world.archive(world.clock.at)
+    await run(world, 10, "b1")
+    assert read_manifest(exports(world)[0]).count == 6
+    assert await forget(world, 2) == ForgottenExports()
+    assert len((await forget(world, 3.5)).exports) == 1
 
 
 async def test_where_the_ledger_went_back_before_the_fact_what_is_gone_is_found_then_forgotten_again(
