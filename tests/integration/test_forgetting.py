@@ -14,7 +14,7 @@ from tests.support.archiving import BOOM, CLAIM, NEW, OLD, CrashError, World
 
 from jobledger.admin.archived import missing, with_archive
 from jobledger.audit.archive import forgetter as module
-from jobledger.audit.archive.chain import open_archive, read_past
+from jobledger.audit.archive.chain import open_archive, read_past, with_past
 from jobledger.audit.archive.folder_lock import locked
 from jobledger.audit.archive.forgetter import Forgetter, ForgottenExports
 from jobledger.audit.archive.redacted_jobs import JobChoice
@@ -34,7 +34,7 @@ from jobledger.ledger.model.archive_record import forgotten_past
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.commands import CancelJob, Complete, Discard, Fail, Stamp
 from jobledger.ledger.model.errors import NotFoundError, RefusedError
-from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.owner import (
     OWNER,
@@ -527,6 +527,9 @@ async def test_a_fact_that_names_another_export_is_found(
     await forget(world, 5)
     with contextlib.suppress(ArchiveIncompleteError):
         assert not (await proven(world)).sound
+    if field == "manifest_sha256":
+        with pytest.raises(ArchiveIncompleteError, match="names another export before it than the one up to"):
+            await open_archive(world.log, world.folder)
 
 
 async def test_a_fact_about_the_newest_export_is_found(world: World) -> None:
@@ -547,7 +550,7 @@ async def test_a_fact_about_the_newest_export_is_found(world: World) -> None:
     assert "the newest export goes up to" in report.text()
 
 
-async def test_an_archive_run_that_invents_or_leaves_out_what_is_forgotten_is_found(world: World) -> None:
+async def test_an_archive_run_that_invents_what_is_forgotten_is_found(world: World) -> None:
     newest = (await end_of_chain(world.log, REACTOR.of_type(world.log.names, "archived", ARCHIVE))).event
     assert newest is not None
     archived = REACTOR.decode(newest)
@@ -563,6 +566,21 @@ async def test_an_archive_run_that_invents_or_leaves_out_what_is_forgotten_is_fo
     await append(world, msgspec.structs.replace(archived, prev="", forgotten=invented))
     report = await proven(world)
     assert "no `forgotten` event does" in report.text()
+
+
+async def test_an_archive_run_that_leaves_out_what_is_forgotten_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await forget(world, 5)
+
+    async def nothing(_log: Log) -> None: ...
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jobledger.audit.archive.archiver.forgotten_past", nothing)
+        await run(world, 30, "d1")
+    last = read_manifest(exports(world)[0]).last_sequence
+    report = await verify(await with_past(world.log, exports(world)[1:]))
+    assert f"`archived` says that 0 is the last forgotten event, and before it {last} was" in report.text()
 
 
 async def test_readers_say_what_is_forgotten(world: World) -> None:
