@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.conftest import ServerFactory
 from tests.support.command_line import CommandLine
 from tests.support.limits import LIMIT_S
 from tests.support.s3 import S3, s3_service
@@ -38,6 +39,7 @@ from jobledger.audit.export.manifest import FileFormat
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.export.remote import DRAFTS, Remote
 from jobledger.audit.verify import Report, verify
+from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.model.archive_record import newest_archived
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, RefusedError
@@ -618,6 +620,39 @@ async def test_without_pyarrow_a_uri_says_what_to_install(rig: Rig, monkeypatch:
     assert "pip install" in (await rig.move()).trouble
 
 
+async def test_an_export_in_a_bucket_is_brought_back_into_an_empty_ledger(
+    server_factory: ServerFactory, s3: S3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = server_factory(), server_factory()
+    await old.start()
+    await new.start()
+    async with connect(old.url, ledger_bytes_max=16 << 20) as ledger:
+        rig = Rig(ledger, s3, tmp_path)
+        await rig.run_jobs(3, size=70_000)
+        await rig.run()
+        (manifest,) = rig.names("manifest")
+
+    async def restored(export: str) -> tuple[int, str]:
+        uri = s3.uri(f"ledger/{export}")
+        code = await anyio.to_thread.run_sync(
+            run, ("audit", "restore", uri, "--url", new.url, "--ledger-bytes-max", str(16 << 20))
+        )
+        return code, " ".join("".join(capsys.readouterr()).split())
+
+    missing = await restored("nothing")
+    assert missing[0] == 3, missing
+    code, shown = await restored(manifest.split("/")[1])
+    assert (code, "9 events were brought back" in shown) == (0, True), shown
+    async with connect(new.url) as ledger:
+        report = await verify(ledger.log)
+        assert (report.sound, report.jobs) == (True, 3), report.text()
+        job = next(iter([each async for batch in ledger.log.read() for each in batch]))
+        handle = await ledger.job(job.event.job)
+        reference = (await handle.snapshot()).order.input_ref
+        assert reference is not None
+        assert len(await ledger.inputs.stored(reference)) == reference.size_bytes
+
+
 def test_commands_take_a_uri_wherever_they_take_the_folder_of_an_archive(
     cli: CommandLine, s3: S3, tmp_path: Path
 ) -> None:
@@ -643,6 +678,10 @@ def test_commands_take_a_uri_wherever_they_take_the_folder_of_an_archive(
         "audit", "redact", "--archive", uri, "--where", "tenant=acme", "--reason", "law", *cli.where
     )
     assert redacted.code == 4, redacted.err
+    assert "copy it into a folder" in " ".join(redacted.err.split())
+    there = uri.replace("?", f"/{export.rpartition('/')[2]}?")
+    alone = cli.run("audit", "verify", there)
+    assert (alone.code, "copy it from there first" in " ".join(alone.err.split())) == (2, True), alone
     seals, key = tmp_path / "seals", str(tmp_path / "seal.pem")
     assert cli.run("audit", "keygen", key).code == 0
     call("audit", "seal", "--key", key, "--publish", str(seals))

@@ -55,12 +55,14 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.masters import MastersHere
 from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.commands import Claim, Complete, Remove
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError, TaskNotFoundError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildOrder
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.nats.api import right_to_read
+from jobledger.ledger.nats.api import get_message, right_to_read
+from jobledger.ledger.nats.dead_copies import erase_dead_copies
 from jobledger.ledger.nats.owner_keys import OwnerKeys
 from jobledger.ledger.nats.snapshots import closed_subjects
 from jobledger.ledger.nats.stored_values import StoredValues
@@ -558,19 +560,19 @@ class Stage:
         self.command(
             "Archiver", "audit", "archive", "--before", moment, "--to", str(self._folder / "archive")
         )
-        self.command(
-            "Archiver",
-            "audit",
-            "redact",
-            "--archive",
-            str(self._folder / "archive"),
-            "--where",
-            "queue=none",
-            "--reason",
-            "a test",
-        )
+        redact = ("audit", "redact", "--archive", str(self._folder / "archive"))
+        self.command("Archiver", *redact, "--where", "queue=none", "--reason", "a test")
+        anyio.run(self._erase_copy)
         anyio.run(self._keep)
         anyio.run(self._clear)
+
+    async def _erase_copy(self) -> None:
+        """Erase the copy of a dead letter, as after its job was redacted."""
+        async with connect(self._url, name="nobody") as somebody:
+            copy = await get_message(somebody.inbox, somebody.names.dlq_stream, {"seq": 1})
+            assert copy is not None
+        async with self.client("Archiver") as ledger:
+            assert await erase_dead_copies(ledger.inbox, ledger.names, {digest(copy.content)}) == 1
 
     async def _keep(self) -> None:
         """Be the keeper for a moment."""

@@ -379,6 +379,9 @@ publish $JS.API.CONSUMER.LIST.LEDGER | what it would take from subscriptions
 publish $JS.API.STREAM.PURGE.LEDGER | take away what was archived
 publish $O.PAYLOADS.M.<object> | the keeper: mark a large value that no event names
 publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | and delete it half a day later
+publish $JS.API.STREAM.MSG.DELETE.OBJ_PAYLOADS | and write over its bytes on the disk
+publish $JS.API.STREAM.MSG.GET.DLQ | `audit redact`: find the copies of dead letters
+publish $JS.API.STREAM.MSG.DELETE.DLQ | and write over them on the disk
 """
     ),
     "In a cluster": _part(

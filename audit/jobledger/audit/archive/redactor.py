@@ -11,7 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -41,7 +48,7 @@ from jobledger.audit.verify.references import References
 from jobledger.ledger.files import make_folder, rename_over, sync_path, write_whole
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.archive_record import forgotten_past, newest_archived
-from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
@@ -49,12 +56,15 @@ from jobledger.ledger.model.errors import (
     NotFoundError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.events import DeadLettered
 from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, ReactorState, Redacted
 
 #: What a run does; each export is written, recorded and put in place before the next one is begun.
 RedactStep = Literal["look", "write", "record", "place"]
 OnRedactProgress = Callable[[RedactStep, int, int], None]
+#: Erases the server's copies of events of these sha256 (hex); returns how many there were.
+EraseDead = Callable[[Collection[str]], Awaitable[int]]
 _SHOWN_MAX: Final = 5
 _DRAFT: Final = ".redaction"
 _NO_PROGRESS: Final[OnRedactProgress] = lambda _step, _done, _total: None  # noqa: E731 - a default
@@ -68,6 +78,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
     events: int  #: that lost their values by this run
     exports: tuple[str, ...]  #: names of the exports whose files were replaced
     finished: tuple[str, ...]  #: names of those that an earlier run had recorded: put in place first
+    dead_copies: int = 0  #: of dead letters, that were erased from the server's stream of them
 
 
 class _Written(NamedTuple):
@@ -85,6 +96,7 @@ class _Copy:
         self._export = export
         self._jobs = jobs
         self._draft = draft
+        self.dead: set[str] = set()  #: sha256 of each dead letter that was redacted, as it was stored
         self._references = References()
         self._totals, self._redactions = Totals(), Redactions()
         self._waiting = list(export.manifest.files)
@@ -100,6 +112,8 @@ class _Copy:
         for message in after:
             self._totals.add(message.sha256)
             self._redactions.add(message)
+            if _is_redacted_death(message):
+                self.dead.add(message.redacted)
             if self._draft is not None:
                 self._add_line(self._draft, message)
 
@@ -149,9 +163,18 @@ class Redactor:
     """Takes values out of the archive in `folder`; of two at the same time one is refused, without harm."""
 
     def __init__(
-        self, log: Log, folder: Path, stamp: Callable[[], Stamp], on_progress: OnRedactProgress = _NO_PROGRESS
+        self,
+        log: Log,
+        folder: Path,
+        stamp: Callable[[], Stamp],
+        on_progress: OnRedactProgress = _NO_PROGRESS,
+        *,
+        erase_dead: EraseDead | None = None,
     ) -> None:
+        """`erase_dead`: erases the server's copies of dead letters; None: there are none."""
         self._log = log
+        self._erase_dead = erase_dead
+        self._dead: set[str] = set()  # sha256 of each dead letter in the archive that is redacted
         self._folder = folder
         self._stamp = stamp
         self._on_progress = on_progress
@@ -205,9 +228,16 @@ class Redactor:
                 if count:
                     done.append(export.folder.name)
                     events += count
+        # Those of earlier runs as well: one of them may have been cut off before this.
+        copies = await self._erase_dead(self._dead) if self._erase_dead is not None else 0
         redacted, living = jobs.counts
         return Redaction(
-            jobs=redacted, living=living, events=events, exports=tuple(done), finished=tuple(finished)
+            jobs=redacted,
+            living=living,
+            events=events,
+            exports=tuple(done),
+            finished=tuple(finished),
+            dead_copies=copies,
         )
 
     async def _chain(self) -> list[ExportLog]:
@@ -243,7 +273,9 @@ class Redactor:
         last = (await joined.head()).last_sequence
         async with contextlib.aclosing(joined.read_messages(from_sequence=starts[0])) as batches:
             async for batch in batches:
-                jobs.add(events_among(batch))
+                events = events_among(batch)
+                jobs.add(events)
+                self._dead.update(each.redacted for each in events if _is_redacted_death(each))
                 self._on_progress("look", min(batch[-1].stream_sequence, last), last)
         if unknown := jobs.unknown():
             past = await forgotten_past(self._log)
@@ -294,6 +326,7 @@ class Redactor:
                     await anyio.to_thread.run_sync(copy.add, batch)
                     done = batch[-1].stream_sequence - manifest.first_sequence + 1
                     self._on_progress("write", done, manifest.count)
+            self._dead |= copy.dead
             return await anyio.to_thread.run_sync(copy.finish)
         finally:
             copy.close()
@@ -384,6 +417,15 @@ class Redactor:
             await anyio.to_thread.run_sync(_move, draft / name, folder / name)
             self._on_progress("place", number, len(names))
         await anyio.to_thread.run_sync(shutil.rmtree, draft)
+
+
+def _is_redacted_death(message: Message) -> bool:
+    """Return whether a message is a dead letter without its values."""
+    return (
+        bool(message.redacted)
+        and isinstance(message, StoredEvent)
+        and isinstance(message.event, DeadLettered)
+    )
 
 
 def draft_of(export: ExportLog) -> Path:

@@ -7,7 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
+from jobledger.cli.errors import UsageError
 from jobledger.cli.times import seconds
+from jobledger.ledger.model.retention import is_uri
 
 _SEQUENCE_MAX: Final = 2**63 - 1
 
@@ -21,10 +23,23 @@ Last = Annotated[
         "--to", min=1, max=_SEQUENCE_MAX, metavar="SEQ", help="Stream sequence to end at. (default: the head)"
     ),
 ]
+
+
+def _export_path(text: str) -> Path:
+    """Return the path of an export. Raises: UsageError for a URI: files that were fetched before would be checked."""
+    if is_uri(text):
+        raise UsageError(
+            f"{text} is a URI, and an export alone is checked in a folder: copy it from there first"
+        )
+    return Path(text)
+
+
 ExportPath = Annotated[
     Path | None,
     typer.Argument(
-        metavar="EXPORT", help="Folder or manifest of an export to check instead, without a server."
+        metavar="EXPORT",
+        parser=_export_path,
+        help="Folder or manifest of an export to check instead, without a server.",
     ),
 ]
 Against = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,6 +22,7 @@ from jobledger.cli.session import operator, run
 from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import InvalidTokenError
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.nats.dead_copies import erase_dead_copies
 
 #: The slow steps of a run, and the words shown during each.
 _STEPS: Final[dict[RedactStep, str]] = {"look": "looking for the jobs", "write": "writing an export anew"}
@@ -70,7 +72,13 @@ def redact(
     async def do() -> Redaction:
         async with cli.ledger() as ledger:
             with cli.output.steps(_STEPS) as progress:
-                redactor = Redactor(ledger.log, folder, lambda: ledger.stamp(operator()), progress)
+                redactor = Redactor(
+                    ledger.log,
+                    folder,
+                    lambda: ledger.stamp(operator()),
+                    progress,
+                    erase_dead=partial(erase_dead_copies, ledger.inbox, ledger.names),
+                )
                 return await (redactor.plan(choice) if plan else redactor.run(choice, reason=reason))
 
     with _explained(cli.output, folder):
@@ -124,7 +132,8 @@ def _tell(output: Output, done: Redaction, *, is_plan: bool) -> None:
     events = "1 event" if done.events == 1 else f"{done.events:,} events"
     output.say(f"{events} {verb} their values", style="" if is_plan else "bold green")
     exports = (("export", name) for name in done.exports)
-    output.facts([("jobs", done.jobs), ("jobs left", done.living or None), *exports])
+    copies = ("copies of dead letters erased", done.dead_copies or None)
+    output.facts([("jobs", done.jobs), ("jobs left", done.living or None), copies, *exports])
     if done.living:
         output.note(
             "jobs that still have events in the ledger are left: move them with `jobledger audit archive`, and run this again"

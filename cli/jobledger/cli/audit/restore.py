@@ -11,18 +11,36 @@ import typer
 from jobledger.audit.export import Manifest, import_export, read_manifest, restorable
 from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.groups import AUDIT
+from jobledger.cli.options import archive_folder
 from jobledger.cli.output import Output
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.retention import is_uri
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.pauses import note_living
 from jobledger.ledger.nats.payloads import Stores
+
+
+def _export_folder(text: str) -> Path:
+    """Return the folder of an export, also for one of an archive that lies behind a URI. Raises: as `archive_folder`."""
+    if not is_uri(text):
+        return Path(text)
+    place, mark, how = text.partition("?")
+    archive, _, name = place.rstrip("/").rpartition("/")
+    return archive_folder(f"{archive}{mark}{how}") / name
 
 
 @command(AUDIT, "restore", takes=("url", "environment", CREATES, "as_json"))
 async def restore(
     cli: Cli,
     *,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The export, as `audit export` wrote it.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            parser=_export_folder,
+            help="The export, as `audit export` wrote it; or its URI in an archive, such as s3://bucket/ledger/EXPORT.",
+        ),
+    ],
     to: Annotated[
         int | None,
         typer.Option("--to", min=1, metavar="SEQ", help="The last event to bring back. (default: all)"),

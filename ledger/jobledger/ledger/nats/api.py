@@ -221,6 +221,17 @@ async def erase_message(inbox: Inbox, stream: str, sequence: int) -> None:
     await _call(inbox, f"STREAM.MSG.DELETE.{stream}", request, _Done, what, is_once=True)
 
 
+async def erase_if_there(inbox: Inbox, stream: str, sequence: int) -> bool:
+    """Erase a message; return whether that was done: not if it is gone already. Raises: ApiError."""
+    try:
+        await erase_message(inbox, stream, sequence)
+    except ApiError:
+        if await get_message(inbox, stream, {"seq": sequence}) is not None:
+            raise
+        return False
+    return True
+
+
 async def delete_stream(inbox: Inbox, stream: str) -> None:
     """Delete a stream with all that it holds. Raises: MissingError."""
     await _call(inbox, f"STREAM.DELETE.{stream}", {}, _Done, f"the end of stream {stream}", is_once=True)

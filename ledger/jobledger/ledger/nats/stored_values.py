@@ -143,6 +143,16 @@ class StoredValues:
         return None if found is None else server_time(found.time)
 
     async def delete_chunks(self, place: str) -> None:
-        """Delete the chunks at a place. Raises: UnreachableError, LedgerError."""
+        """Delete the chunks at a place, and write other bytes over them on the server's disk.
+
+        Raises: UnreachableError, LedgerError.
+        """
         assert is_token(place), "a wildcard would delete the chunks of every value"
-        await api.purge_subject(self._inbox, self._stream, self._chunks + place)
+        sequence = 1
+        while True:
+            request = {"seq": sequence, "next_by_subj": self._chunks + place}
+            found = await api.get_message(self._inbox, self._stream, request)
+            if found is None:
+                return
+            sequence = found.stream_sequence + 1
+            await api.erase_if_there(self._inbox, self._stream, found.stream_sequence)
