@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import anyio.to_thread
 import msgspec
@@ -157,7 +157,7 @@ def _with_lanes(source: Iterator[Message], last: int, lanes: set[tuple[str, Prio
         if ".queued." in message.subject and message.stream_sequence <= last:
             words = message.subject.split(".")
             if words[1] == "job" and words[-2] == "queued" and words[-1] in PRIORITIES:
-                lanes.add((words[2], cast("Priority", words[-1])))
+                lanes.add((words[2], words[-1]))
         yield message
 
 
