@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,22 @@ def test_the_keeper_forgets_and_the_verdict_says_so(cli: Cli) -> None:
     assert "the export of 1 to 6" in said(trail)
     answer = cli("retention", "run", "--once")
     assert (answer.code, "forgot" in answer.out) == (0, False), answer
+
+
+def test_a_projection_that_is_rebuilt_equals_another_one_and_counts_what_is_forgotten(cli: Cli) -> None:
+    assert cli("jobs", "list").code == 0
+    path = cli.lines("projection", "status")[0]["projection"]
+
+    def counted() -> list[tuple[object, ...]]:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            return connection.execute("SELECT task, enqueued, completed, cancelled FROM totals").fetchall()
+
+    before = counted()
+    assert before == [("charge", 5, 1, 2)]
+    (rebuilt,) = cli.lines("projection", "rebuild", *ARCHIVE)
+    assert (rebuilt["begins_at"], rebuilt["counts_begin_at"]) == (7, 1)
+    assert cli("projection", "verify", *ARCHIVE).code == 0
+    assert counted() == before
 
 
 def exports() -> list[Path]:
