@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -57,6 +58,13 @@ def test_a_further_worktree_is_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_not_known(tmp_path: Path, head: str) -> None:
     assert commit_of(checkout(tmp_path / "a", HEAD=head)) == ""
     assert commit_of(str(tmp_path / "none")) == ""
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    root = checkout(tmp_path / "a", HEAD="ref: refs/heads/main\n")
+    (tmp_path / "a" / ".git" / "refs" / "heads").mkdir(parents=True)
+    os.mkfifo(tmp_path / "a" / ".git" / "refs" / "heads" / "main")
+    assert commit_of(root) == ""
 
 
 def test_the_built_package_has_the_commit_and_a_rebuilt_one_too(

@@ -52,9 +52,12 @@ def _checked(text: str) -> str:
     return text if len(text) >= _DIGITS_MIN and _DIGITS.issuperset(text) else ""
 
 
-def _read(*path: str) -> str:
+def _read(*parts: str) -> str:
+    path = os.path.join(*parts)  # noqa: PTH118
     try:
-        with open(os.path.join(*path), encoding="utf-8", errors="replace") as file:  # noqa: PTH118, PTH123
+        if not os.path.isfile(path):  # noqa: PTH113 - a pipe of this name would never end
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read(_BYTES_MAX).strip()
     except (OSError, ValueError):
         return ""
