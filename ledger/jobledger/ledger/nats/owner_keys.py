@@ -439,6 +439,9 @@ class OwnerKeys:
                 oldest = await api.get_message(self._inbox, self._stream, request)
                 if oldest is None or oldest.stream_sequence >= newest.sequence:
                     return
-                await api.erase_if_there(self._inbox, self._stream, oldest.stream_sequence)
+                await self._erase(oldest.stream_sequence)
         except (UnreachableError, api.ApiError) as error:
             raise KeyUnavailableError(f"an older key of owner {owner} was not deleted: {error}") from error
+
+    async def _erase(self, sequence: int) -> None:
+        await api.erase_if_there(self._inbox, self._stream, sequence)  # else somebody else was faster
