@@ -123,9 +123,9 @@ releases: install ## run earlier releases, from this repository's history, besid
 	@$(BIN)/python -m pytest -q -m releases --capture=no tests/releases
 
 COUNT ?= 100000
-FIRST ?= 150
+FIRST ?= 300
 
-simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 150)
+simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 300)
 	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 	@$(BIN)/python -m tests.model.run_simulation --first $(FIRST) --count $(COUNT) --processes 2

@@ -8,11 +8,11 @@ from tests.model.simulation.faults import KINDS
 from tests.model.simulation.run import run_many
 
 #: What most planted bugs need; `make simulate` goes on where these end.
-COUNT = int(os.environ.get("JOBLEDGER_SIM_COUNT", "150"))
+COUNT = int(os.environ.get("JOBLEDGER_SIM_COUNT", "300"))
 FIRST = int(os.environ.get("JOBLEDGER_SIM_FIRST", "0"))
-_ENOUGH_FOR_EVERY_KIND = 150
+_ENOUGH_FOR_EVERY_KIND = 300
 #: Seeds by which deliveries come in another order, and an advisory of the server is lost: both are seldom.
-_SELDOM = (4051, 178)
+_SELDOM = (4051, 532)
 
 
 def sweep(first: int, count: int) -> str:
