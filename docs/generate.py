@@ -40,6 +40,7 @@ from jobledger.ledger.model.events import Cause, Order
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, PAST_ITS_LIMITS
 from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.outbox.metrics import OUTBOX_METRICS
 from jobledger.ledger.schema.asyncapi import addresses_of
 from jobledger.ledger.schema.events import Schema, SchemaBuilder, field_notes
 from jobledger.projections.metrics.names import EXPORTER_METRICS
@@ -401,6 +402,7 @@ def _metrics_page(text: str) -> str:
         ("exporter", EXPORTER_METRICS),
         ("worker", WORKER_METRICS),
         ("gateway", GATEWAY_METRICS),
+        ("relay", OUTBOX_METRICS),
     ):
         text = _between_markers(text, name, _measures(measures))
     return text

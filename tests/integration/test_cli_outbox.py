@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.integration.conftest import Process
 from tests.support.command_line import CommandLine
+from tests.support.limits import LIMIT_S
 from tests.support.postgres import Postgres
 from tests.support.tables import each_row
 
@@ -102,6 +105,38 @@ def test_a_relay_serves_until_it_is_stopped_and_a_second_one_takes_over(
     _wait(cli, 2)
     assert second.end(signal.SIGINT) == 0
     assert json.loads(second.rest()[-1]) == {"created": 1, "existing": 0, "refused": 0}
+
+
+def test_a_relay_shows_its_rows_to_prometheus(
+    cli: CommandLine, path: Path, where: tuple[str, str], command: Callable[..., Process]
+) -> None:
+    _add(path, 1, job_id="same")
+    _add(path, 2, job_id="same")
+    relay = command("outbox", "relay", "--json", "--poll", "20ms", "--metrics-port", "0", *where, *cli.where)
+    url = relay.line()["metrics"]
+
+    def shown(page: str = url) -> str:
+        with urlopen(page, timeout=LIMIT_S) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    until = time.monotonic() + LIMIT_S
+    while not set((found := shown()).splitlines()) >= _ALL_SHOWN:
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+    assert "ok" in shown(url.replace("/metrics", "/healthz"))
+    assert relay.end(signal.SIGTERM) == 0
+
+
+_ALL_SHOWN = {
+    'jobledger_outbox_waiting{outbox="main"} 0.0',
+    'jobledger_outbox_oldest_seconds{outbox="main"} 0.0',
+    'jobledger_outbox_refused{outbox="main"} 1.0',
+    'jobledger_outbox_relayed_total{outbox="main",outcome="created"} 1.0',
+    'jobledger_outbox_relayed_total{outbox="main",outcome="existing"} 0.0',
+    'jobledger_outbox_relayed_total{outbox="main",outcome="refused"} 1.0',
+    'jobledger_outbox_failures_total{outbox="main"} 0.0',
+}
 
 
 def _wait(cli: CommandLine, count: int) -> None:

@@ -15,6 +15,7 @@ from tests.support.tables import each_row
 
 from jobledger.gateway.process.counters import GATEWAY_METRICS
 from jobledger.ledger.metrics.exposition import Measure
+from jobledger.ledger.outbox.metrics import OUTBOX_METRICS
 from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.workers.metrics import WORKER_METRICS
 
@@ -26,7 +27,8 @@ RULES_TEST = "".join((PROMETHEUS / name).read_text(encoding="utf-8") for name in
 DASHBOARD: dict[str, Any] = json.loads(
     (ROOT / "deploy" / "grafana" / "jobledger.json").read_text(encoding="utf-8")
 )
-METRICS = {measure.name: measure for measure in (*EXPORTER_METRICS, *WORKER_METRICS, *GATEWAY_METRICS)}
+MEASURES = (*EXPORTER_METRICS, *WORKER_METRICS, *GATEWAY_METRICS, *OUTBOX_METRICS)
+METRICS = {measure.name: measure for measure in MEASURES}
 #: Labels that every target has, or that whoever scrapes may give it.
 TARGET = {"instance", "job", "pod", "environment"}
 OF_INFO = {"version", "ledger_environment", "worker"}
@@ -43,7 +45,7 @@ _TOKEN = re.compile(
 
 
 def test_every_metric_has_a_name_by_the_conventions() -> None:
-    assert len(METRICS) == len(EXPORTER_METRICS) + len(WORKER_METRICS) + len(GATEWAY_METRICS)
+    assert len(METRICS) == len(MEASURES)
     for measure in METRICS.values():
         assert re.fullmatch(r"jobledger_[a-z]+(_[a-z]+)*", measure.name)
         assert measure.name.endswith("_total") == (measure.kind == "counter")

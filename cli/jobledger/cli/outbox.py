@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -15,9 +18,11 @@ from jobledger.cli import options
 from jobledger.cli.bulk import Yes, ask
 from jobledger.cli.command import CREATES, LEDGER, WAITS, Cli, command
 from jobledger.cli.errors import UsageError
+from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import OUTBOX
 from jobledger.cli.logs import log_as_process
 from jobledger.cli.output import Output
+from jobledger.cli.processes import options as process
 from jobledger.cli.server_options import is_typed
 from jobledger.cli.session import retried_at_start, stoppable, until_closed
 from jobledger.cli.text import age, shortened
@@ -133,6 +138,9 @@ async def relay(
             help="How often to look where the database notifies of nothing.",
         ),
     ] = 1.0,
+    metrics_port: process.MetricsPort = None,
+    metrics_host: process.MetricsHost = LOOPBACK,
+    metrics_token_file: process.MetricsTokenFile = None,
 ) -> None:
     """Make jobs from the rows of an outbox until SIGTERM or Ctrl-C; of several relays one works at a time."""
     if not poll > 0:
@@ -140,32 +148,58 @@ async def relay(
     if not once:
         log_as_process()
     output = cli.output
+    exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     async with stoppable(), _opened(place) as outbox:
         # A mistake in the address is reported before anything else.
         await retried_at_start(cli.target, outbox.counts)
         async with cli.ledger() as ledger, anyio.create_task_group() as group:
             group.start_soon(until_closed, ledger)
+            where: list[str] = []
             made = Relay(
                 ledger,
                 outbox,
                 name=name,
                 poll_s=poll,
-                on_turn=lambda: None if once else _say_ready(output, name),
+                on_turn=lambda: None if once else _say_ready(output, name, "".join(where)),
             )
             try:
-                await (made.once() if once else made.run())
+                async with _shown(exposure, made, _opened(database, database_file)) as url:
+                    where.append(url)
+                    await (made.once() if once else made.run())
             finally:
                 if once or made.done != type(made.done)():
                     _tell_done(output, made)
             group.cancel_scope.cancel()
 
 
-def _say_ready(output: Output, name: str) -> None:
+@contextlib.asynccontextmanager
+async def _shown(exposure: Exposure, relay: Relay, database: OutboxDatabase) -> AsyncGenerator[str]:
+    """Serve the metrics of a relay for the length of the block, if that was asked for; yield where, else ""."""
+    if exposure.port is None:
+        yield ""
+        return
+    # Imported here, so that a process without metrics does not load it.
+    from jobledger.ledger.outbox.metrics import RelayMetrics  # noqa: PLC0415
+
+    async with database:
+        metrics = RelayMetrics(relay, database, SYSTEM_CLOCK)
+        with exposure.server(metrics, metrics.health) as server:
+            counting = asyncio.create_task(metrics.run(), name="outbox metrics")
+            try:
+                yield server.url
+            finally:
+                counting.cancel()
+                await asyncio.wait({counting})
+
+
+def _say_ready(output: Output, name: str, metrics: str) -> None:
     with output.telling():
         if output.as_json:
-            output.object({"outbox": name, "pid": os.getpid()})
+            output.object({"outbox": name, "pid": os.getpid(), **({"metrics": metrics} if metrics else {})})
         else:
             output.say(f"relays outbox {name}; stop it with Ctrl-C")
+            if metrics:
+                output.say(f"metrics: {metrics}")
 
 
 def _tell_done(output: Output, made: Relay) -> None:

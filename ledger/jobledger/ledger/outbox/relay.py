@@ -86,13 +86,19 @@ class Relay:
         """
         self._ledger = ledger
         self._database = database
-        self._name = check_token("outbox", name)
+        self.name = check_token("outbox", name)
         self._batch_max = batch_max
         self._poll_s = poll_s
         self._on_turn = on_turn
         self._enqueuer = Enqueuer(ledger, config=ledger.config, clock=ledger.clock, tracing=ledger.tracing)
         self._pause_s = 0.0  #: of the last failure; 0: none since the last success
         self.done = RelayCounts()  #: since it began
+        self.failures = 0  #: since it began: how often it had to wait, as something was away or full
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits since something is away or full."""
+        return self._pause_s > 0.0
 
     async def run(self) -> None:
         """Relay until cancelled, whenever it is this relay's turn.
@@ -101,11 +107,11 @@ class Relay:
         """
         while True:
             try:
-                async with self._ledger.lock(_SCOPE, self._name, wait_s=_TURN_S):
+                async with self._ledger.lock(_SCOPE, self.name, wait_s=_TURN_S):
                     self._on_turn()
                     await self._serve()
             except LockTimeoutError:
-                logger.info("another relay of outbox %s has its turn", self._name)
+                logger.info("another relay of outbox %s has its turn", self.name)
             except (*_PASSING, LockLostError) as error:
                 await self._pause(error)
 
@@ -114,7 +120,7 @@ class Relay:
 
         Raises: LockTimeoutError while another relay has its turn; UnreachableError, LedgerFullError.
         """
-        async with self._ledger.lock(_SCOPE, self._name):
+        async with self._ledger.lock(_SCOPE, self.name):
             self._on_turn()
             while await self._batch():
                 pass
@@ -131,14 +137,15 @@ class Relay:
                 self._recover()
 
     async def _pause(self, error: LedgerError) -> None:
+        self.failures += 1
         if not self._pause_s:
-            logger.warning("outbox %s waits: %s", self._name, error)
+            logger.warning("outbox %s waits: %s", self.name, error)
         self._pause_s = min(self._pause_s * 2 or _PAUSE_S, _PAUSE_S_MAX)
         await asyncio.sleep(self._pause_s)
 
     def _recover(self) -> None:
         if self._pause_s:
-            logger.info("outbox %s goes on", self._name)
+            logger.info("outbox %s goes on", self.name)
         self._pause_s = 0.0
 
     async def _batch(self) -> int:
@@ -171,13 +178,13 @@ class Relay:
             await self._refuse(row, str(error))
             return "refused"
         except Exception as error:  # whatever it is: no row may hold up those behind it
-            logger.exception("row %d of outbox %s", row.number, self._name)
+            logger.exception("row %d of outbox %s", row.number, self.name)
             await self._refuse(row, f"the relay's log has the traceback: {type(error).__name__}: {error}")
             return "refused"
         return "created" if created else "existing"
 
     async def _refuse(self, row: OutboxRow, sentence: str) -> None:
-        logger.error("row %d of outbox %s is put aside: %s", row.number, self._name, sentence)
+        logger.error("row %d of outbox %s is put aside: %s", row.number, self.name, sentence)
         await self._database.refuse(row.number, sentence[:_REFUSAL_LENGTH_MAX])
 
     async def _signature_of(self, task: str) -> ReadsInput:
