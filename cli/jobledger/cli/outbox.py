@@ -163,7 +163,7 @@ async def relay(
                 on_turn=lambda: None if once else _say_ready(output, name, "".join(where)),
             )
             try:
-                async with _shown(exposure, made, _opened(database, database_file)) as url:
+                async with _shown(exposure, made, _opened(place)) as url:
                     where.append(url)
                     await (made.once() if once else made.run())
             finally:
