@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import anyio.to_thread
@@ -16,8 +17,10 @@ from tests.support.command_line import CommandLine
 from tests.support.schedules import declare
 
 from jobledger.admin.diagnoses import KINDS, Diagnosis, diagnose
+from jobledger.admin.health import check_retention
 from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
+from jobledger.admin.verbs.retention import SetRetention
 from jobledger.gateway.gateway import Gateway
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.clock import SystemClock
@@ -211,6 +214,25 @@ async def test_a_store_fills_since_the_event_that_made_it_too_full(
     stored = [each.stored_at async for batch in ledger.log.read_messages() for each in batch]
     assert since is not None
     assert abs(stored.index(since) - part * len(stored)) < 3
+
+
+async def test_doctor_fails_a_day_before_the_ledger_is_full_while_nobody_moves_events(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    async def found() -> tuple[str, str]:
+        check = await check_retention(ledger)
+        return check.status, check.found
+
+    await fill(ledger, 0.2)
+    assert await found() == ("ok", "nobody moves old events away"), "it is too young for a forecast"
+    ledger.clock = Later()
+    status, said = await found()
+    assert status == "fail"
+    assert re.fullmatch(r"nobody moves old events away; as it grew lately, the ledger is full in 4 h.*", said)
+    await ledger.do(SetRetention(to=str(tmp_path)))
+    status, said = await found()
+    assert status == "fail"
+    assert re.fullmatch(rf"nobody moves old events into {tmp_path}; .* is full in 4 h.*", said)
 
 
 async def test_a_task_fails_since_the_minute_of_its_first_failure(gateway: Gateway, ledger: Ledger) -> None:

@@ -246,7 +246,7 @@ async def _look_at_ledger(
         found += await _check_pauses(ledger)
         found.append(await _check_beginning(ledger))
         found += await _check_audit(ledger)
-        found.append(await _check_retention(ledger))
+        found.append(await check_retention(ledger))
         found += await _check_erasures(ledger)
         try:
             path = await rows(ledger).path()
@@ -375,7 +375,7 @@ async def _check_erasures(ledger: Ledger) -> list[Check]:
     return [Check(check="erasures", status="warn", found=said, advice=advice)]
 
 
-async def _check_retention(ledger: Ledger) -> Check:
+async def check_retention(ledger: Ledger) -> Check:
     """Look whether somebody moves old events away, and how long the room lasts if not. Raises: UnreachableError."""
     shown = await retention_now(ledger)
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
@@ -386,8 +386,9 @@ async def _check_retention(ledger: Ledger) -> Check:
         if lasts is None
         else f"; as it grew lately, the ledger is full in {duration(lasts.total_seconds())}"
     )
+    is_late = lasts is not None and lasts < _FULL_FAIL
     if shown.trouble:
-        return Check(check="retention", status="warn", found=f"{shown.trouble}{full}")
+        return Check(check="retention", status="fail" if is_late else "warn", found=f"{shown.trouble}{full}")
     if shown.keeper and shown.archive:
         said = f"process {shown.keeper} moves old events into {shown.archive}{full}"
         return Check(check="retention", status="ok", found=said)
@@ -396,9 +397,8 @@ async def _check_retention(ledger: Ledger) -> Check:
             "start `jobledger retention run` on the machine that has the folder, or a gateway with `--keeper`"
         )
         said = f"nobody moves old events into {shown.terms.to}{full}"
-        return Check(check="retention", status="warn", found=said, advice=advice)
+        return Check(check="retention", status="fail" if is_late else "warn", found=said, advice=advice)
     advice = "say where with `jobledger retention set --to DIR`, then start `jobledger retention run`"
-    is_late = lasts is not None and lasts < _FULL_FAIL
     is_short = room is not None and room.is_short
     return Check(
         check="retention",
