@@ -20,6 +20,7 @@ class _Seen:
     """What the code of jobs saw of its worker."""
 
     worker: Worker | None = None
+    full: asyncio.Event | None = None  #: set once all slots are taken; until then, jobs wait for it
     running = 0
     running_max = 0
     held_max = 0
@@ -33,6 +34,10 @@ async def short(number: int) -> int:
     if _Seen.worker is not None:
         _Seen.held_max = max(_Seen.held_max, _Seen.worker.counts().held)
         assert _Seen.worker.running <= SLOTS
+    if _Seen.full is not None:
+        if _Seen.running == SLOTS:
+            _Seen.full.set()
+        await _Seen.full.wait()
     await asyncio.sleep(0)
     _Seen.running -= 1
     return number
@@ -52,11 +57,11 @@ async def test_more_are_at_hand_than_slots_but_no_more_code_runs(ledger: Ledger)
     jobs = await _enqueued(ledger, 600)
     _Seen.running = _Seen.running_max = _Seen.held_max = 0
     async with working(ledger, short, concurrency=SLOTS) as worker:
-        _Seen.worker = worker
+        _Seen.worker, _Seen.full = worker, asyncio.Event()
         assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == list(range(600))
         assert worker.counts().redeliveries == 0
         assert (worker.counts().free, worker.counts().held) == (SLOTS, 0)
-    _Seen.worker = None
+    _Seen.worker = _Seen.full = None
     assert _Seen.running_max == SLOTS
     assert SLOTS < _Seen.held_max <= 3 * SLOTS  # running, recorded, at hand
 
