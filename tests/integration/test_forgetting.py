@@ -303,6 +303,24 @@ async def test_redacted_exports_are_forgotten_by_the_name_that_the_next_one_know
         )
 
 
+async def test_events_of_a_job_that_began_in_a_forgotten_export_are_redacted(tmp_path: Path) -> None:
+    world = World(tmp_path / "archive")
+    await world.enqueue("spans", CLAIM, tenant="jane")
+    world.clock.at = OLD + 10 * DAY
+    await world.do("spans", Complete(epoch=0, result=msgspec.Raw(b'"Jane-Doe"')))
+    world.clock.at = OLD + 11 * DAY
+    await world.archive(OLD + DAY)  # carries the job behind the event with its result
+    await run(world, 20, "b1")
+    await run(world, 30, "c1")
+    assert len((await forget(world, 5)).exports) == 1
+    choice = JobChoice(where={"tenant": "jane"})
+    done = await Redactor(world.log, world.folder, world.stamp).run(choice, reason="4711")
+    assert (done.jobs, done.living) == (1, 0)
+    files = [each for each in world.folder.rglob("*") if each.is_file()]
+    assert not [each for each in files if b"Jane-Doe" in each.read_bytes()]
+    assert (await proven(world)).sound
+
+
 @pytest.mark.parametrize("write", [1, -1, 2, -2])
 async def test_killed_at_each_write_and_run_again_there_is_one_fact_an_export(
     world: World, write: int

@@ -101,7 +101,7 @@ class ChosenJobs:
         ref = JobRef(queue=event.queue, job_id=event.job)
         lives = self._lives.get(ref)
         if isinstance(event, Carried) and lives is None and self._starts[0] > 1:
-            self._begin(ref, event, sequence, lives)  # what came before it is in no export any more
+            self._begin_before(ref, event, sequence)
         elif not event.prev and isinstance(event, Scheduled | Held | Queued):
             self._begin(ref, event, sequence, lives)
         elif lives is not None:
@@ -121,6 +121,16 @@ class ChosenJobs:
                 )
             lives = self._lives[ref] = []
         lives.append(_Life(sequence, sequence, is_chosen, order.unique != ""))
+
+    def _begin_before(self, ref: JobRef, event: Carried, sequence: int) -> None:
+        """Take a job that began before the first export: all that is left of it up to this event is of one life.
+
+        Where that lies is not known any more: the run that carried the job was far behind the end of the ledger.
+        """
+        self._begin(ref, event, sequence, None)
+        for life in self._lives.get(ref, ()):
+            life.first = self._starts[0]
+            self._touched.update(start for start in self._starts if start <= min(sequence, self._through))
 
     def _export_of(self, sequence: int) -> int:
         return self._starts[max(0, bisect_right(self._starts, sequence) - 1)]
