@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +21,10 @@ from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.audit.archive.chain import open_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.verify import verify
+from jobledger.audit.verify.checker import Checker
 from jobledger.gateway.process.children import KeeperChild
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR
 
 pytestmark = pytest.mark.anyio
@@ -141,6 +143,32 @@ async def test_two_processes_at_once_forget_each_export_once(rig: Rig) -> None:
     facts = await rig.facts()
     assert (len(facts), facts, rig.kept()) == (3, sorted(set(facts)), [False, False, False, True])
     await rig.check()
+
+
+class _Looks:
+    """A witness of a check: a keeper looks at the archive when all events are read, and nothing else."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.forgotten = 0
+
+    def feed(self, batch: Sequence[Message]) -> None: ...
+
+    async def finish(self, checker: Checker) -> None:
+        self.forgotten = len((await clear_once(self._ledger)).forgotten)
+
+
+async def test_large_values_that_are_forgotten_while_a_check_is_at_work_are_not_missed(rig: Rig) -> None:
+    large = await rig.ledger.enqueue(work, text="x" * 200_000)
+    await rig.ledger.cancel(large.ref)
+    await rig.export()
+    await rig.export()
+    past = await read_past(rig.ledger.log, [rig.archive])
+    assert len(list(rig.archive.glob("*/payloads/*"))) == 1
+    looks = _Looks(rig.ledger)
+    report = await verify(past.log, witnesses=[looks, ArchiveWitness(past, rig.ledger.log)])
+    assert (looks.forgotten, list(rig.archive.glob("*/payloads/*"))) == (2, [])
+    assert report.sound, report.text()
 
 
 async def test_a_keeper_forgets_and_says_what_it_keeps_and_why(rig: Rig) -> None:
