@@ -582,6 +582,15 @@ def test_a_limit_to_silence_leaves_the_rest_of_a_uri_as_it_is(s3: S3) -> None:
     assert not settings["access_key"], "it is found anew, so that one that changes is seen"
 
 
+@pytest.mark.parametrize("setting", ["tls_verify_certificates=false", "tls_ca_dir_path=/etc/ssl/certs"])
+def test_no_setting_of_a_uri_is_lost_for_a_limit(s3: S3, setting: str) -> None:
+    files: Any = Remote(f"{s3.uri('x')}&{setting}")._files
+    _, (settings,) = files.__reduce__()
+    assert settings["connect_timeout"] < 0, (
+        "the file system is as pyarrow made it, since it cannot be made again"
+    )
+
+
 @pytest.mark.parametrize("place", ["s3://key:secret@bucket/x", "gs://user@bucket"])
 async def test_a_secret_in_a_uri_is_refused_and_not_repeated(rig: Rig, place: str) -> None:
     for do in (lambda: rig.set(to=place), lambda: anyio.to_thread.run_sync(local_folder, place)):

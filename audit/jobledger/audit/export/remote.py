@@ -166,9 +166,12 @@ class Remote:
 
 def _patient(files: Any, uri: str) -> Any:
     """Return a file system with limits to how long it waits for S3, which no URI can name; any other one as it is."""
-    if files.type_name != _S3 or "tls_verify_certificates" in uri:  # pyarrow cannot hand that setting on
+    if files.type_name != _S3:
         return files
     make, (settings,) = files.__reduce__()  # as for another process: with all that the URI says
+    given = {each.partition("=")[0] for each in uri.partition("?")[2].split("&") if each}
+    if not given <= settings.keys():  # such as `tls_verify_certificates`: pyarrow cannot hand that on
+        return files
     return make({**settings, "connect_timeout": _SILENCE_S, "request_timeout": _SILENCE_S})
 
 
