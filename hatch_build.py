@@ -19,7 +19,8 @@ class CommitHook(BuildHookInterface):  # type: ignore[type-arg]
         """Add the file, but for an editable install, which reads the checkout itself."""
         module = runpy.run_path(str(Path(self.root) / _PACKAGE / "commit.py"))
         commit = module["commit_of"](self.root)
-        if not commit or version == "editable":
+        is_there = (Path(self.root) / _PACKAGE / module["FILE"]).is_file()  # from a source distribution
+        if not commit or version == "editable" or is_there:
             return
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / module["FILE"]

@@ -83,16 +83,18 @@ def test_the_built_package_has_the_commit_and_a_rebuilt_one_too(
     (sdist,) = SdistBuilder(str(source)).build(directory=str(tmp_path / "dist"))
     shutil.unpack_archive(sdist, tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
+    checkout(unpacked, HEAD=TWO)  # of whoever keeps source distributions in a repository of their own
     for place in (source, unpacked):
         (wheel,) = WheelBuilder(str(place)).build(directory=str(place / "dist"), versions=["standard"])
         with zipfile.ZipFile(wheel) as file:
             names = file.namelist()
             assert "hatch_build.py" not in names
             assert file.read("jobledger/cli/COMMIT").decode() == f"{ONE}\n"
-    installed = tmp_path / "site-packages" / "jobledger" / "cli"
+    installed = tmp_path / "app" / "vendor" / "jobledger" / "cli"
     installed.mkdir(parents=True)
     (installed / "COMMIT").write_text(f"{ONE}\n")
     monkeypatch.setattr(module, "__file__", str(installed / "commit.py"))
     assert (commit(), commit_words()) == (ONE[:12], f" (commit {ONE[:12]})")
     (installed / "COMMIT").unlink()
+    checkout(tmp_path / "app", HEAD=TWO)  # of the application that it is installed into
     assert commit_words() == ""

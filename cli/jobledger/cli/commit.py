@@ -15,6 +15,8 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 _DIGITS_MIN: Final = 40
 _SHOWN: Final = 12
 _BYTES_MAX: Final = 16 << 20
+#: Where this package lies in a checkout; an installed one may lie in the checkout of something else.
+_PLACE: Final = f"{os.sep}cli{os.sep}jobledger{os.sep}cli"
 
 
 def commit_words() -> str:
@@ -26,8 +28,10 @@ def commit_words() -> str:
 def commit() -> str:
     """Return the first digits of the commit, "" where it is not known."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib loads slowly
-    root = os.path.join(here, "..", "..", "..")  # noqa: PTH118
-    return (_checked(_read(here, FILE)) or commit_of(root))[:_SHOWN]
+    known = _checked(_read(here, FILE))
+    if not known and here.endswith(_PLACE):
+        known = commit_of(here.removesuffix(_PLACE))
+    return known[:_SHOWN]
 
 
 def commit_of(root: str) -> str:
