@@ -6,12 +6,18 @@ import contextlib
 import re
 import shutil
 import sqlite3
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.integration.test_cli_archived import Cli, charge, whole
 
+from jobledger.audit.archive.chain import Past, read_past
+from jobledger.audit.archive.forgetter import Forgetter
 from jobledger.ledger import Ledger
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.log import Log
 
 __all__ = ["whole"]
 ARCHIVE = ("--archive", "archive")
@@ -139,6 +145,24 @@ def test_exports_that_are_named_one_by_one_and_an_export_alone(cli: Cli) -> None
     assert cli("audit", "verify", *every[2:]).code == 0
     assert "it is missing" in said(cli("audit", "verify", first).err)
     assert cli("audit", "verify", others[0]).code == 0
+
+
+def test_a_check_that_a_keeper_disturbs_gives_no_verdict(
+    archived: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_and_forget(log: Log, places: Sequence[Path]) -> Past:
+        past, now = await read_past(log, places), datetime.now(UTC)
+        done = await Forgetter(log, places[0], lambda: Stamp(at=now, by="keeper")).run(now)
+        assert len(done.exports) == 1
+        return past
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jobledger.cli.audit.verify.read_past", read_and_forget)
+        answer = archived("audit", "verify", "--record", *ARCHIVE)
+    assert answer.code == 4, answer
+    assert re.search(f"{FORGOTTEN}, while this check was at work, .*: run it again", said(answer.err))
+    assert "verified" not in archived("audit", "trail", "reactor/verify").out
+    assert archived("audit", "verify", *ARCHIVE).code == 0
 
 
 def test_an_archive_that_lost_an_export_is_not_sound_without_the_fact(archived: Cli) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.archived import payload_places
-from jobledger.audit.archive.chain import is_archive, read_past
+from jobledger.audit.archive.chain import Past, is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.export import ExportLog, verify_export
 from jobledger.audit.seals.keys import read_signer
@@ -27,7 +27,8 @@ from jobledger.cli.groups import AUDIT
 from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.errors import CorruptLedgerError, NoDataFolderError
+from jobledger.ledger.model.archive_record import forgotten_past
+from jobledger.ledger.model.errors import CorruptLedgerError, NoDataFolderError, RefusedError
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
 from jobledger.projections.errors import ProjectionMissingError
@@ -204,10 +205,21 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
                 payloads=payload_places(ledger, log) if asked.with_payloads else (),
                 on_progress=progress,
             )
+        if past is not None and not report.sound and is_archive(asked.archives):
+            await _refuse_if_forgotten_since(ledger.log, past)
         if asked.record:
             await record_verify(ledger.log, report, ledger.stamp(operator()))
         made = await made_from_ledger(ledger, asked.seals, asked.kept)
         return msgspec.structs.replace(report, made=made)
+
+
+async def _refuse_if_forgotten_since(log: Log, past: Past) -> None:
+    """Refuse a verdict on exports that a keeper removed while they were read. Raises: RefusedError."""
+    newest = await forgotten_past(log)
+    if newest is not None and newest != past.forgotten:
+        raise RefusedError(
+            f"{newest.words}, while this check was at work, so that it tells nothing: run it again"
+        )
 
 
 async def _projection(
