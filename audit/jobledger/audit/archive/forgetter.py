@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import anyio.to_thread
 import msgspec
 
-from jobledger.audit.archive.chain import all_exports_in, archive_chain, export_name
+from jobledger.audit.archive.chain import archive_chain, export_name
 from jobledger.audit.archive.folder_lock import locked
 from jobledger.audit.archive.mirror import is_bare, shown, strip_export
 from jobledger.audit.archive.plan import newest_of
@@ -157,11 +157,21 @@ class Forgetter:
 
     async def _strip(self, past: ForgottenPast) -> None:
         """Remove the files of the export that was forgotten last, and of what other archive runs made of its range."""
-        for export in await anyio.to_thread.run_sync(all_exports_in, self._folder, self._log.names):
-            first, last = export.manifest.first_sequence, export.manifest.last_sequence
-            is_of_a_run = export.folder.name.partition(".")[0] == export_name(first, last)
-            if is_of_a_run and past.first_sequence <= last <= past.through_sequence:
-                await anyio.to_thread.run_sync(strip_export, export.folder)
+        for place in await anyio.to_thread.run_sync(self._places, past):
+            await anyio.to_thread.run_sync(strip_export, place)
+
+    def _places(self, past: ForgottenPast) -> list[Path]:
+        """Return the exports of these runs. Only manifests of such a name are read: an old archive has thousands of others."""
+        found: list[Path] = []
+        for place in sorted(self._folder.iterdir()):
+            name = place.name.partition(".")[0]
+            last = name.rpartition("-")[2]
+            is_of_range = last.isdecimal() and past.first_sequence <= int(last) <= past.through_sequence
+            if is_of_range and (place / MANIFEST).exists():
+                manifest = ExportLog(place, self._log.names).manifest
+                if manifest.complete and name == export_name(manifest.first_sequence, manifest.last_sequence):
+                    found.append(place)
+        return found
 
     async def _newest_at(self, export: ExportLog, *, is_gone: bool) -> datetime:
         """Return when the last event of an export was stored; where its files are gone, when it was made."""
