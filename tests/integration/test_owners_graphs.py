@@ -30,6 +30,7 @@ from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.named import told
 from jobledger.ledger.model.forms import FORM_FIRST
+from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -197,6 +198,32 @@ async def test_a_run_that_was_begun_without_the_owner_of_its_nodes_ends_at_once(
         )
         assert job.error is not None
         assert "version 1 has the owner person:17, and its run has none" in job.error.message
+
+
+async def test_a_rule_begins_a_run_with_the_owner_of_its_nodes(
+    connected: Connect, nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    sources = {"person": "/person", "text": "/text"}
+    rules = tuple(
+        RouteRule(name=name, graph="letters", input=sources, when={"at": "/is", "is": name}, owner=owner)
+        for name, owner in (("own", None), ("other", "person:7"))
+    )
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        await ledger.graphs.put(letters())
+        await ledger.routes.set("crm", RouteDefinition(scheme="internal", keep_bodies_days=0, rules=rules))
+        runs: list[JobHandle[Any]] = []
+        for given in (
+            {"is": "own", "person": 17},
+            {"is": "other", "person": 17},
+            {"is": "own", "person": "no id"},
+        ):
+            made = await ledger.emit("crm", {**given, "text": WORD})
+            runs.append(await ledger.job(made.matched[0].job))
+        assert await keys(*runs) == ["person:17/1", "person:7/1", "ledger:default/1"]
+        assert found_in(nats_server.directory, WORD) == {}
+        async with working(ledger, greet, measure):
+            assert (await runs[0].result(timeout_s=LIMIT_S))["measure"] == len(f"dear {WORD}")
+            assert [(await ended(each)).state for each in runs[1:]] == [JobState.DEAD_LETTERED] * 2
 
 
 async def test_a_schedule_of_a_graph_made_by_code_has_the_owner_that_it_is_given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,9 +13,10 @@ from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph_run import run_stored_graph
-from jobledger.ledger.graphs.stored import graph_named
+from jobledger.ledger.graphs.stored import graph_named, owner_of_run
 from jobledger.ledger.model.commands import Enqueue, Remove, Stamp
 from jobledger.ledger.model.errors import AccessDeniedError, InvalidError, InvalidInputError
+from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.hooks.match import RuleInput, is_constant, source_value
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
@@ -210,12 +211,15 @@ class RouteVerbs:
             name: value for name, value in match.said.items() if name not in {"id", "limits", "signal_id"}
         }
         if rule.graph:
-            own = run_stored_graph.defaults.changed(
-                {**order, "delay_s": rule.delay_s or None}, queue=None, limits=()
-            )
+            said = {
+                **order,
+                "owner": await self._owner_of_run(match) or None,
+                "delay_s": rule.delay_s or None,
+            }
+            own = run_stored_graph.defaults.changed(said, queue=None, limits=())
             return await self._enqueuer.bulk_order(run_stored_graph, own, job_id, text)
         task = await self._announced.get(rule.task, unknown_ok=True)
-        said: Mapping[str, Any] = {
+        said = {
             **order,
             "priority": rule.priority,
             "max_attempts": rule.max_attempts or None,
@@ -240,6 +244,20 @@ class RouteVerbs:
                 options, declared=(), declared_queue=None, id_template="", tenant_template="", owner=owner
             )
             return await self._enqueuer.bulk_order(task, without, job_id, text)
+
+    async def _owner_of_run(self, match: Match) -> str:
+        """Return the owner of a run of the rule's graph: that of its nodes by this input, or that of the rule.
+
+        Where they differ, or the input gives none, the run is sealed all the same, and ends with the reason.
+        """
+        said: str = match.said.get("owner", "")
+        try:
+            _, spec = await graph_named(self._client.log, match.rule.graph)
+            return owner_of_run(spec, match.input, said)
+        except GraphNotFoundError:  # it was removed after the rule was set
+            return said
+        except InvalidInputError:
+            return said or OWNER_DEFAULT
 
     async def _nameable(self, rule: RouteRule, task: AnnouncedTask, options: Options) -> Options:
         """Return the options of a rule's job, without limits if it may no longer name one: no delivery is lost."""
