@@ -39,6 +39,7 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.outbox import OutboxNotFoundError, OutboxUnreachableError
+from jobledger.ledger.outbox import relay as relays
 from jobledger.ledger.outbox.addresses import open_database
 from jobledger.ledger.outbox.database import OutboxDatabase
 from jobledger.ledger.outbox.relay import Relay, RelayCounts
@@ -387,6 +388,20 @@ async def test_relays_take_turns_and_two_at_once_would_do_no_harm(
         assert sum(each.done.created for each in relays) == 100
         assert len(await jobs_of(one)) == 100
         assert (await database.counts()).waiting == 0
+
+
+async def test_a_relay_that_had_to_wait_is_well_again_once_another_one_has_the_turn(
+    connected: Connect, database: OutboxDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "_TURN_S", 0.05)
+    async with connected() as one, connected() as two, one.lock("outbox", "main"):
+        relay = Relay(two, database)
+        await relay._pause(OutboxUnreachableError("as it was before it stood by"))
+        assert relay.is_waiting
+        running = asyncio.create_task(relay.run())
+        await until(lambda: not relay.is_waiting)
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_the_relay_waits_for_a_database_and_a_server_that_are_away(

@@ -111,6 +111,7 @@ class Relay:
                     self._on_turn()
                     await self._serve()
             except LockTimeoutError:
+                self._recover()  # the ledger is there, as it tells who has the turn
                 logger.info("another relay of outbox %s has its turn", self.name)
             except (*_PASSING, LockLostError) as error:
                 await self._pause(error)
