@@ -170,6 +170,11 @@ async def returns(run: Run, text: str) -> str:
     return text
 
 
+@workflow(on_fail=hears.options(**TEAM), max_attempts=2)
+async def fails(run: Run, text: str) -> str:
+    raise LookupError(text)
+
+
 @workflow(on_success=reports.options(owner="tenant:{tenant}"), on_fail=hears.options(owner="tenant:{tenant}"))
 async def of_tenant(run: Run, text: str) -> str:
     return text
@@ -218,6 +223,23 @@ async def test_a_reactor_tells_a_callback_with_another_owner_of_the_end_alone(
             assert await end.result(timeout_s=LIMIT_S) == "cancelled: "
         order = (await end.snapshot()).order
         assert (order.key, order.metadata["for"][:7]) == ("team:ops/1", "sealed:")
+
+
+async def test_a_callback_with_another_owner_outlives_the_key_of_a_run_that_failed(
+    connected: Connect, tmp_path: Path
+) -> None:
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        run = await ledger.enqueue(fails.options(id="a", **OWNER), "x")
+        async with working(ledger, fails), asyncio.timeout(LIMIT_S):
+            while (await run.snapshot()).error is None:
+                await asyncio.sleep(0.01)
+    async with connected(master_key=master_file(tmp_path, "m1")) as ledger:
+        await keys_of(ledger).destroy("person:17", 1, ledger.clock.now())
+        await ledger.cancel("a", reason="no")
+        async with reacting(ledger), working(ledger, hears):
+            end = await found(ledger, "a-end")
+            assert await end.result(timeout_s=LIMIT_S) == "cancelled: "
+        assert (await end.snapshot()).order.key == "team:ops/1"
 
 
 async def test_no_callback_begins_for_an_owner_who_is_being_erased(

@@ -7,6 +7,8 @@ children, of a batch even if its client was still adding them. Completions of or
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from jobledger.ledger.client import Ledger
@@ -86,8 +88,11 @@ class ChildrenReactor(ConsumerReactor):
             return  # the whole run is in an archive
         try:
             if job.order.key and job.error is not None:
-                error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
-                end = msgspec.structs.replace(end, error=sentence_of(error))
+                with contextlib.suppress(
+                    ErasedError
+                ):  # a callback with another owner gets no error, and is made
+                    error = unseal_error(await self.ledger.keys.key(job.order.key), job.error)
+                    end = msgspec.structs.replace(end, error=sentence_of(error))
             begin = await callback_for(self.ledger, job, end)
         except (ErasedError, OwnerErasingError):
             return  # its owner's data is erased: no copy of it is to be made
