@@ -75,3 +75,10 @@ def test_the_short_way_to_an_owner_gives_what_the_long_one_gives(template: str, 
 def test_a_default_names_the_owner_too() -> None:
     plain, options = letter_from.unpacked
     assert owner_named(plain, options, b'{"who":17}') == "person:eu-17"
+
+
+def test_metadata_names_the_owner_whatever_an_input_of_unknown_form_holds() -> None:
+    template, given = "person:{metadata.uid}", {"metadata.uid": "mallory"}
+    source = KeySource("letter", "default", Order(metadata={"uid": "ann"}), lambda: given)
+    assert filled("owner", template, source) == "person:ann"
+    assert owner_of_arguments(template, lambda: given) == ""

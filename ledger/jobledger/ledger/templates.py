@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Literal
 
-from jobledger.ledger.limits.keys import KeySource, check_source
+from jobledger.ledger.limits.keys import METADATA, KeySource, check_source
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, InvalidTokenError
 from jobledger.ledger.model.seals import check_owner, is_owner
 from jobledger.ledger.model.subjects import check_token
@@ -70,7 +70,7 @@ def owner_of_arguments(template: str, arguments: Callable[[], Mapping[str, objec
     parts = list(_parts(template))
     given = arguments()
     for number in range(1, len(parts), 2):
-        value = given.get(parts[number])
+        value = None if parts[number].startswith(METADATA) else given.get(parts[number])
         if type(value) is int:
             value = str(value)
         if type(value) is not str or not value:

@@ -14,7 +14,7 @@ from jobledger.ledger.model.foreign_types import to_builtin
 from jobledger.ledger.model.inputs import check_word, checked_limits
 from jobledger.ledger.model.limits.names import joined
 
-_METADATA: Final = "metadata."
+METADATA: Final = "metadata."  #: how a source of a key begins that is a word about the job
 _TENANT: Final = "tenant"
 _INDEX_DIGITS: Final = 16
 
@@ -53,8 +53,8 @@ class KeySource(msgspec.Struct, frozen=True):
 
         Raises: InvalidInputError if the job has no such value, or one that cannot be a key.
         """
-        if source.startswith(_METADATA):
-            name = source.removeprefix(_METADATA)
+        if source.startswith(METADATA):
+            name = source.removeprefix(METADATA)
             return self._checked(of, source, self.order.metadata.get(name), f"metadata={{{name!r}: ...}}")
         arguments = self.arguments()
         if source in arguments:
@@ -97,7 +97,7 @@ def check_keys(
 
 def check_source(of: str, task: str, source: str, arguments: Collection[str]) -> None:
     """Refuse a source of a key that no job of a task can have; `of`: as in `key`. Raises: TaskDefinitionError."""
-    if source not in (_TENANT, *arguments) and not source.startswith(_METADATA):
+    if source not in (_TENANT, *arguments) and not source.startswith(METADATA):
         raise TaskDefinitionError(_no_argument(of, task, source, arguments))
 
 
@@ -124,7 +124,7 @@ def with_limits(job: KeySource, limits: Sequence[Limit | str], queue: Queue | No
         # The key has the form of a limit, so that `limits set tenant:acme --weight 3` decides how often it has its
         # turn.
         key = job.key(f"queue {queue.name}", queue.fair)
-        fair = check_word(f"the turn in queue {queue.name}", joined(queue.fair.removeprefix(_METADATA), key))
+        fair = check_word(f"the turn in queue {queue.name}", joined(queue.fair.removeprefix(METADATA), key))
         found.append(joined("queue", queue.name))
     return msgspec.structs.replace(job.order, limits=checked_limits([*job.order.limits, *found]), fair=fair)
 
