@@ -48,7 +48,7 @@ from jobledger.ledger.model.events import JobEvent, Member, order_at_first
 from jobledger.ledger.model.forms import SEALED_FORM
 from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, RUN_BATCH, child_id
-from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey, seal_value
+from jobledger.ledger.model.seals import OWNER_DEFAULT, ValueKey, kept_keys, seal_value
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
 from jobledger.ledger.protocols import AnyJob, Client, job_name
@@ -92,7 +92,7 @@ class Enqueuer:
         self._clock = clock
         self._tracing = tracing
         self._seals_all = config.seal == "all"
-        self._kept: Callable[[str], ValueKey | None] | None = getattr(client.keys, "kept", None)
+        self._kept = kept_keys(client.keys)
         self._unique = UniqueJobs(self._log, client.stamp, self._begin_unique)
 
     def one(

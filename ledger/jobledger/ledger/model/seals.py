@@ -93,9 +93,15 @@ class KeepsKeys(KeyHolder, Protocol):
         ...
 
 
+def kept_keys(keys: KeyHolder | None) -> Callable[[str], ValueKey | None] | None:
+    """Return `KeepsKeys.kept` of a holder that has it."""
+    kept = getattr(keys, "kept", None)
+    return kept if callable(kept) else None
+
+
 def kept_key(keys: KeyHolder | None, key_id: str) -> ValueKey | None:
     """Return the key that an event names, if `keys` has it in memory."""
-    kept: Callable[[str], ValueKey | None] | None = getattr(keys, "kept", None)
+    kept = kept_keys(keys)
     found = None if kept is None else kept(key_id.rpartition("/")[0])
     return found if found is not None and found.id == key_id else None
 

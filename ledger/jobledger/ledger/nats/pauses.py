@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.errors import PermissionRefusedError
+from jobledger.ledger.model.errors import LedgerError, PermissionRefusedError, UnreachableError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.log import Log, end_of_chain
@@ -58,8 +58,8 @@ async def note_living(
 ) -> None:
     """Note where the consumers of some lanes begin, so that no worker has to look for the first job that waits.
 
-    `lanes`: each a queue and a priority. `on_progress` gets how many lanes of all were looked at. A user who may not write the
-    notes leaves the looking to workers.
+    `lanes`: each a queue and a priority. `on_progress` gets how many lanes of all were looked at. If notes cannot be written,
+    as for a user without the right, workers look themselves.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -69,8 +69,12 @@ async def note_living(
         begin = await _begin(log, log.names.dispatches(queue, priority))
         if begin is not None and begin > 1:
             note = Note(settled=begin - 1, mark=await mark_of(log))
-            with contextlib.suppress(PermissionRefusedError):
+            try:
                 await write_floor(inbox, log.names, log.names.consumer(queue, priority), note)
+            except UnreachableError:
+                raise
+            except LedgerError:  # the bucket takes no note: workers look themselves
+                return
         on_progress(number, len(lanes))
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -68,7 +69,7 @@ class RelayMetrics(Collector):
             await asyncio.sleep(_LOOK_S)
 
     async def _count(self) -> OutboxCounts | None:
-        with contextlib.suppress(LedgerError):
+        with contextlib.suppress(LedgerError, OSError, msgspec.MsgspecError):
             return await self._database.counts()
         return None
 
