@@ -95,7 +95,7 @@ class KeepsKeys(KeyHolder, Protocol):
 
 def kept_keys(keys: KeyHolder | None) -> Callable[[str], ValueKey | None] | None:
     """Return `KeepsKeys.kept` of a holder that has it."""
-    kept = getattr(keys, "kept", None)
+    kept: Callable[[str], ValueKey | None] | None = getattr(keys, "kept", None)
     return kept if callable(kept) else None
 
 
