@@ -17,7 +17,7 @@ from tests.support.command_line import CommandLine
 from tests.support.schedules import declare
 
 from jobledger.admin.diagnoses import KINDS, Diagnosis, diagnose
-from jobledger.admin.health import check_retention
+from jobledger.admin.health import _check_retention
 from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
 from jobledger.admin.verbs.retention import SetRetention
@@ -220,7 +220,7 @@ async def test_doctor_fails_a_day_before_the_ledger_is_full_while_nobody_moves_e
     ledger: Ledger, tmp_path: Path
 ) -> None:
     async def found() -> tuple[str, str]:
-        check = await check_retention(ledger)
+        check = await _check_retention(ledger)
         return check.status, check.found
 
     await fill(ledger, 0.2)

@@ -246,7 +246,7 @@ async def _look_at_ledger(
         found += await _check_pauses(ledger)
         found.append(await _check_beginning(ledger))
         found += await _check_audit(ledger)
-        found.append(await check_retention(ledger))
+        found.append(await _check_retention(ledger))
         found += await _check_erasures(ledger)
         try:
             path = await rows(ledger).path()
@@ -375,7 +375,7 @@ async def _check_erasures(ledger: Ledger) -> list[Check]:
     return [Check(check="erasures", status="warn", found=said, advice=advice)]
 
 
-async def check_retention(ledger: Ledger) -> Check:
+async def _check_retention(ledger: Ledger) -> Check:
     """Look whether somebody moves old events away, and how long the room lasts if not. Raises: UnreachableError."""
     shown = await retention_now(ledger)
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
