@@ -579,7 +579,7 @@ def test_a_limit_to_silence_leaves_the_rest_of_a_uri_as_it_is(s3: S3) -> None:
     assert (settings["connect_timeout"], settings["request_timeout"]) == (5.0, 5.0)
     assert (settings["scheme"], settings["endpoint_override"]) == ("http", f"127.0.0.1:{s3.port}")
     assert (settings["region"], settings["allow_bucket_creation"]) == ("us-east-1", True)
-    assert not settings["access_key"], "it is found anew, so that one that changes is seen"
+    assert not settings["access_key"], "pyarrow looks the key up again, so a changed key is used"
 
 
 @pytest.mark.parametrize("setting", ["tls_verify_certificates=false", "tls_ca_dir_path=/etc/ssl/certs"])

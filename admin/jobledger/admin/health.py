@@ -116,7 +116,7 @@ RowsOf = Callable[[Ledger], Rows]
 #: Given the projection of the ledger that is there now, returns a sentence on an earlier ledger there, or None.
 FormerLedger = Callable[[Path | None], str | None]
 
-#: So many unread events delay the next list by seconds.
+#: With this many events unread, the next list takes seconds longer.
 LAG_WARN_EVENTS: Final = 100_000
 #: A ledger that nobody makes room in, and that is full sooner than this, is a failure.
 _FULL_FAIL: Final = timedelta(days=1)

@@ -14,7 +14,7 @@ from jobledger.projections import Position, ProjectionError, Store
 PROJECTIONS: Final = "projections"  #: a folder in the data folder
 READ_MODELS: Final = "read-models"  #: a folder beside that of the projections
 _BORN: Final = r"[0-9a-f]{12}(\.v\d+)?"  #: names of earlier releases lack the schema's number at the end
-_FILES_MAX: Final = 100  #: so many files of a place are read at most, the newest ones
+_FILES_MAX: Final = 100  #: of each place, only this many files are read: the newest ones
 
 
 async def projection_path(ledger: Ledger, data: Callable[[], Path], chosen: Path | None = None) -> Path:

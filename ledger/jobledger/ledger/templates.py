@@ -80,6 +80,22 @@ def owner_of_arguments(template: str, arguments: Callable[[], Mapping[str, objec
     return found if is_owner(found) else ""
 
 
+def owner_but(template: str, job: KeySource, later: Collection[str]) -> str:
+    """Return an owner's template, filled except for the arguments in `later`, whose values are not known yet.
+
+    Raises: InvalidInputError, also where no value of these could make it the name of an owner.
+    """
+
+    def named(word: str) -> str:
+        return _FIELD.sub(
+            lambda found: (word or found[0]) if found[1] in later else job.key("the owner", found[1]),
+            template,
+        )
+
+    check_owner(named("x"))
+    return named("")
+
+
 def filled(what: What, template: str, job: KeySource) -> str:
     """Return the id, the tenant or the owner that a template makes of a job.
 

@@ -53,7 +53,7 @@ from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
 
-_OTHERS_PART: Final = 8  # each aggregate but jobs gets one part in so many of the memory
+_OTHERS_PART: Final = 8  # each aggregate except jobs gets an eighth of the memory
 
 
 def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int | None) -> dict[str, Chains]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import graphlib
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
@@ -23,13 +22,13 @@ from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError,
 from jobledger.ledger.model.graphs.parameters import WORD, check_parameters
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, OnDeadLetter, Take, check_on_dead_letter
-from jobledger.ledger.model.seals import check_owner
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.protocols import Client
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+from jobledger.ledger.templates import owner_but
 
 P = ParamSpec("P")
 
@@ -82,10 +81,6 @@ class _AddedNode(msgspec.Struct, eq=False):
     always: bool
     owner: str  #: whose data its task says that the job holds, as in `GraphNode`; "": it says nothing
     tells: str  #: a limit whose key is a value of the input, which would stand in the clear; "": none does
-
-
-#: An argument in the template of an owner.
-_FIELD: Final = re.compile(r"\{([^{}]+)\}")
 
 
 def _limit_of_input(options: Options) -> str:
@@ -340,15 +335,7 @@ class Graph:
             )
         given = {**task.signature.defaults, **known}
         job = KeySource(task.name, options.queue, options.order(), lambda: given)
-
-        def named(late: str) -> str:
-            return _FIELD.sub(
-                lambda found: (late or found[0]) if found[1] in of_run else job.key("the owner", found[1]),
-                options.owner,
-            )
-
-        check_owner(named("x"))  # with a word in the places that are filled later
-        return named("")
+        return owner_but(options.owner, job, of_run)
 
     def _limits(
         self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]

@@ -211,10 +211,10 @@ class ProcessPool:
     ) -> Result:
         """Run a task in a process, the one that was taken for it or the next that is free; return what came of it.
 
-        `on_begin` gets the process id when the wait is over. When this is cancelled, or the listener raises, the
-        process is killed at once, gone before this returns, and replaced.
+        `on_begin` is called with the process id once a process is free. If this call is cancelled, or `listener`
+        raises, the process is killed and replaced, and it has ended before this call returns.
 
-        Raises: ChildStartError and PoolClosedError, as `take`; PayloadTooLargeError; what the listener raised.
+        Raises: ChildStartError and PoolClosedError, as `take`; PayloadTooLargeError; what `listener` raised.
         """
         for what, value in (("input", call.input), ("checkpoint", call.checkpoint)):
             size_bytes = len(bytes(value))

@@ -277,7 +277,7 @@ def _waits(job: Job, event: Paused) -> Broken | None:
 
 
 def _ends(job: Job, event: _End) -> Broken | None:
-    """Check the number of open children in a run's end against its steps: so many are then cancelled."""
+    """Check that the end of a run names as many open children as its steps have; these children are cancelled then."""
     if not (event.open_children or job.steps):
         return None
     are = open_children(job.steps)
