@@ -160,7 +160,9 @@ def test_a_check_that_a_keeper_disturbs_gives_no_verdict(
         patch.setattr("jobledger.cli.audit.verify.read_past", read_and_forget)
         answer = archived("audit", "verify", "--record", *ARCHIVE)
     assert answer.code == 4, answer
-    assert re.search(f"{FORGOTTEN}, while this check was at work, .*: run it again", said(answer.err))
+    assert re.search(
+        rf"removed exports while this check read them \({FORGOTTEN}\), .*: run it again", said(answer.err)
+    )
     assert "verified" not in archived("audit", "trail", "reactor/verify").out
     assert archived("audit", "verify", *ARCHIVE).code == 0
 

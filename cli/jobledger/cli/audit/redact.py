@@ -25,7 +25,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.dead_copies import erase_dead_copies
 
 #: The slow steps of a run, and the words shown during each.
-_STEPS: Final[dict[RedactStep, str]] = {"look": "looking for the jobs", "write": "writing an export anew"}
+_STEPS: Final[dict[RedactStep, str]] = {"look": "looking for the jobs", "write": "rewriting an export"}
 _LINE_BYTES: Final = 130  # a queue, an id, what is between them and the end of the line
 
 

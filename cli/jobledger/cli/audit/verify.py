@@ -218,7 +218,7 @@ async def _refuse_if_forgotten_since(log: Log, past: Past) -> None:
     newest = await forgotten_past(log)
     if newest is not None and newest != past.forgotten:
         raise RefusedError(
-            f"{newest.words}, while this check was at work, so that it tells nothing: run it again"
+            f"a keeper removed exports while this check read them ({newest.words}), so there is no verdict: run it again"
         )
 
 
